@@ -1,0 +1,136 @@
+"""manifest.json: what a bundle is, as frozen dataclasses, and their reading and writing.
+
+The schema version rises when a reader of the old version would misread the new one. Unknown keys
+are ignored on reading (a newer edgesdk of the same schema may add some); missing ones are errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgesdk.errors import BundleError
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output: the model's own `name`, its static `shape`, and a NumPy `dtype` name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ContractInfo:
+    """What a device must offer. `machine` is what `uname -m` may print, e.g. ("aarch64",)."""
+
+    os: str
+    machine: tuple[str, ...]
+    libc: str | None
+    libc_version: str | None
+    cpu_features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A file of the bundle: its SHA-256 (hex) and size in bytes."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class VerificationInfo:
+    """How the results were checked when the bundle was made.
+
+    `how`: "native", "emulated" or "not run". `max_relative_error` is the largest absolute
+    difference to the reference divided by the reference output's largest magnitude.
+    """
+
+    how: str
+    reference: str
+    max_relative_error: float | None
+    max_abs_error: float | None
+    tolerance: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    name: str
+    target: str
+    description: str
+    library: str
+    launcher: str
+    contract: ContractInfo
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    golden_inputs: tuple[str, ...]
+    golden_outputs: tuple[str, ...]
+    verification: VerificationInfo
+    model_sha256: str
+    abi_version: int
+    precision: str
+    weights_bytes: int
+    arena_bytes: int
+    files: dict[str, FileInfo]
+    tools: dict[str, str]
+    build: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads `folder`/manifest.json. Raises BundleError with what is wrong."""
+    path = folder / MANIFEST_NAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(
+            f"{folder} is not a bundle: it has no {MANIFEST_NAME}",
+            hint="give the folder that `edgesdk compile` wrote",
+        ) from None
+    except NotADirectoryError:
+        raise BundleError(f"{folder} is not a bundle: it is not a folder") from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read: {error}", hint="compile it again") from error
+    try:
+        version = data["schema_version"]
+        if version != SCHEMA_VERSION:
+            raise BundleError(
+                f"{path} has schema version {version}; this edgesdk reads {SCHEMA_VERSION}",
+                hint="update edgesdk, or compile the model again",
+            )
+        return _manifest_from(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BundleError(f"{path} is incomplete: {error}", hint="compile it again") from error
+
+
+def _manifest_from(data: dict[str, Any]) -> Manifest:
+    plain = {f.name: data[f.name] for f in dataclasses.fields(Manifest)}
+    contract = dict(data["contract"])
+    contract["machine"] = tuple(contract["machine"])
+    contract["cpu_features"] = tuple(contract["cpu_features"])
+    plain |= {
+        "contract": ContractInfo(**contract),
+        "inputs": _tensors(data["inputs"]),
+        "outputs": _tensors(data["outputs"]),
+        "golden_inputs": tuple(data["golden_inputs"]),
+        "golden_outputs": tuple(data["golden_outputs"]),
+        "verification": VerificationInfo(**data["verification"]),
+        "files": {name: FileInfo(**info) for name, info in data["files"].items()},
+    }
+    return Manifest(**plain)
+
+
+def _tensors(items: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(i["name"], tuple(i["shape"]), i["dtype"]) for i in items)
