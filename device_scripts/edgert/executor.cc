@@ -1,0 +1,249 @@
+#include "executor.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+
+#include "kernel_error.h"
+#include "platform.h"
+#include "thread_pool.h"
+
+namespace edgert {
+namespace {
+
+thread_local int current_max_threads = 0;
+
+bool IsAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
+
+template <typename T>
+T* AllocateArray(size_t count) {
+  return static_cast<T*>(calloc(count == 0 ? 1 : count, sizeof(T)));
+}
+
+}  // namespace
+
+int CurrentMaxThreads() { return current_max_threads; }
+
+Executor* Executor::Create(const edgert_plan& plan, int num_threads) {
+  void* memory = malloc(sizeof(Executor));
+  if (memory == nullptr) return nullptr;
+  Executor* executor = new (memory) Executor(plan);
+  executor->max_threads_ = num_threads;
+  if (executor->Allocate()) return executor;
+  Destroy(executor);
+  return nullptr;
+}
+
+void Executor::Destroy(Executor* executor) {
+  if (executor == nullptr) return;
+  const edgert_plan& plan = executor->plan_;
+  for (uint32_t i = 0; executor->inputs_ != nullptr && i < plan.num_inputs; ++i) {
+    FreeAligned(executor->inputs_[i].own);
+  }
+  for (uint32_t i = 0; executor->outputs_ != nullptr && i < plan.num_outputs; ++i) {
+    FreeAligned(executor->outputs_[i].own);
+  }
+  free(executor->inputs_);
+  free(executor->outputs_);
+  free(executor->times_);
+  free(executor->first_argument_);
+  free(executor->arguments_);
+  free(executor->tensors_);
+  FreeAligned(executor->arena_);
+  executor->~Executor();
+  free(executor);
+}
+
+bool Executor::Allocate() {
+  size_t num_arguments = 0;
+  for (uint32_t i = 0; i < plan_.num_steps; ++i) num_arguments += plan_.steps[i].num_args;
+  arena_ = static_cast<unsigned char*>(AllocateAligned(plan_.arena_bytes));
+  tensors_ = AllocateArray<DLTensor>(plan_.num_tensors);
+  arguments_ = AllocateArray<TVMFFIAny>(num_arguments);
+  first_argument_ = AllocateArray<uint32_t>(plan_.num_steps);
+  inputs_ = AllocateArray<Port>(plan_.num_inputs);
+  outputs_ = AllocateArray<Port>(plan_.num_outputs);
+  times_ = AllocateArray<StepTime>(plan_.num_steps);
+  if (!arena_ || !tensors_ || !arguments_ || !first_argument_ || !inputs_ || !outputs_ || !times_) {
+    return false;
+  }
+  for (uint32_t i = 0; i < plan_.num_tensors; ++i) {
+    const edgert_tensor& tensor = plan_.tensors[i];
+    DLTensor& view = tensors_[i];
+    view.device = DLDevice{kDLCPU, 0};
+    view.ndim = tensor.ndim;
+    view.dtype = DLDataType{tensor.dtype_code, tensor.dtype_bits, 1};
+    view.shape = const_cast<int64_t*>(tensor.shape);
+    view.byte_offset = 0;
+    if (tensor.storage == kEdgertWeight) {
+      view.data = const_cast<uint8_t*>(plan_.weights) + tensor.offset;
+    } else if (tensor.storage == kEdgertArena) {
+      view.data = arena_ + tensor.offset;
+    }
+  }
+  uint32_t next = 0;
+  for (uint32_t i = 0; i < plan_.num_steps; ++i) {
+    first_argument_[i] = next;
+    for (uint32_t k = 0; k < plan_.steps[i].num_args; ++k, ++next) {
+      arguments_[next].type_index = kTVMFFIDLTensorPtr;
+      arguments_[next].v_ptr = &tensors_[plan_.steps[i].args[k]];
+    }
+  }
+  for (uint32_t i = 0; i < plan_.num_outputs; ++i) {
+    outputs_[i].own = AllocateAligned(plan_.outputs[i].size_bytes);
+    if (outputs_[i].own == nullptr) return false;
+    io_bytes_ += plan_.outputs[i].size_bytes;
+    Bind(kEdgertOutput, i, outputs_[i].own);
+  }
+  return true;
+}
+
+void Executor::Bind(edgert_storage storage, uint32_t index, void* base) {
+  for (uint32_t i = 0; i < plan_.num_tensors; ++i) {
+    const edgert_tensor& tensor = plan_.tensors[i];
+    if (tensor.storage == storage && tensor.index == index) {
+      tensors_[i].data = static_cast<unsigned char*>(base) + tensor.offset;
+    }
+  }
+}
+
+edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_bytes) {
+  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_inputs) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no input %d: the model has %u",
+                static_cast<int>(index), plan_.num_inputs);
+  }
+  const edgert_port& info = plan_.inputs[index];
+  if (data == nullptr || size_bytes != info.size_bytes) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "input '%s' needs %llu bytes, got %llu%s",
+                info.name, static_cast<unsigned long long>(info.size_bytes),
+                static_cast<unsigned long long>(size_bytes), data == nullptr ? " at NULL" : "");
+  }
+  Port& port = inputs_[index];
+  bool copy = !IsAligned(data);
+  if (copy && port.own == nullptr) {
+    port.own = AllocateAligned(size_bytes);
+    if (port.own == nullptr) return Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
+    io_bytes_ += size_bytes;
+  }
+  port.caller = const_cast<void*>(data);
+  port.copy = copy;
+  Bind(kEdgertInput, static_cast<uint32_t>(index), copy ? port.own : port.caller);
+  return EDGESDK_OK;
+}
+
+edgesdk_status Executor::SetOutput(int32_t index, void* data, size_t size_bytes) {
+  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_outputs) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no output %d: the model has %u",
+                static_cast<int>(index), plan_.num_outputs);
+  }
+  const edgert_port& info = plan_.outputs[index];
+  if (size_bytes != (data == nullptr ? 0 : info.size_bytes)) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "output '%s' has %llu bytes, got room for %llu",
+                info.name, static_cast<unsigned long long>(info.size_bytes),
+                static_cast<unsigned long long>(size_bytes));
+  }
+  Port& port = outputs_[index];
+  port.caller = data;
+  port.copy = data != nullptr && !IsAligned(data);
+  bool direct = data != nullptr && !port.copy;
+  Bind(kEdgertOutput, static_cast<uint32_t>(index), direct ? data : port.own);
+  return EDGESDK_OK;
+}
+
+edgesdk_status Executor::GetOutput(int32_t index, const void** data, size_t* size_bytes) {
+  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_outputs || data == nullptr) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no output %d: the model has %u",
+                static_cast<int>(index), plan_.num_outputs);
+  }
+  const Port& port = outputs_[index];
+  *data = port.caller != nullptr ? port.caller : port.own;
+  if (size_bytes != nullptr) *size_bytes = plan_.outputs[index].size_bytes;
+  return EDGESDK_OK;
+}
+
+edgesdk_status Executor::Run() {
+  for (uint32_t i = 0; i < plan_.num_inputs; ++i) {
+    Port& port = inputs_[i];
+    if (port.caller == nullptr) {
+      return Fail(EDGESDK_ERROR_INPUT_MISSING, "input '%s' was never set", plan_.inputs[i].name);
+    }
+    if (port.copy) memcpy(port.own, port.caller, plan_.inputs[i].size_bytes);
+  }
+  int outer_max_threads = current_max_threads;
+  current_max_threads = max_threads_;
+  edgesdk_status status = EDGESDK_OK;
+  for (uint32_t i = 0; i < plan_.num_steps && status == EDGESDK_OK; ++i) {
+    if (profiling_) {
+      uint64_t start = NowNs();
+      status = RunStep(i);
+      times_[i].last_ns = NowNs() - start;
+      times_[i].total_ns += times_[i].last_ns;
+    } else {
+      status = RunStep(i);
+    }
+  }
+  current_max_threads = outer_max_threads;
+  if (status != EDGESDK_OK) return status;
+  for (uint32_t i = 0; i < plan_.num_outputs; ++i) {
+    const Port& port = outputs_[i];
+    if (port.copy) memcpy(port.caller, port.own, plan_.outputs[i].size_bytes);
+  }
+  return EDGESDK_OK;
+}
+
+edgesdk_status Executor::RunStep(uint32_t index) {
+  const edgert_step& step = plan_.steps[index];
+  const TVMFFIAny* arguments = arguments_ + first_argument_[index];
+  if (step.kernel == nullptr) {
+    const DLTensor* from = static_cast<const DLTensor*>(arguments[0].v_ptr);
+    const DLTensor* to = static_cast<const DLTensor*>(arguments[1].v_ptr);
+    memcpy(to->data, from->data, plan_.tensors[step.args[1]].size_bytes);
+    return EDGESDK_OK;
+  }
+  TVMFFIAny result;
+  memset(&result, 0, sizeof(result));
+  KernelError::Clear();
+  if (step.kernel(nullptr, arguments, static_cast<int32_t>(step.num_args), &result) == 0) {
+    return EDGESDK_OK;
+  }
+  return Fail(EDGESDK_ERROR_KERNEL, "%s failed: %s", step.kernel_name, KernelError::Message());
+}
+
+void Executor::SetProfiling(bool enabled) {
+  profiling_ = enabled;
+  if (enabled) memset(times_, 0, plan_.num_steps * sizeof(StepTime));
+}
+
+edgesdk_status Executor::LayerInfo(int32_t index, edgesdk_layer_info* info) {
+  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_steps || info == nullptr) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no layer %d: the model has %u",
+                static_cast<int>(index), plan_.num_steps);
+  }
+  const edgert_step& step = plan_.steps[index];
+  *info = edgesdk_layer_info{step.layer_name, step.kernel_name, times_[index].last_ns,
+                             times_[index].total_ns};
+  return EDGESDK_OK;
+}
+
+edgesdk_memory_info Executor::Memory() const {
+  return edgesdk_memory_info{static_cast<size_t>(plan_.weights_bytes),
+                             static_cast<size_t>(plan_.arena_bytes), io_bytes_};
+}
+
+int Executor::NumThreads() const {
+  int pool = ThreadPool::Shared().num_threads();
+  return max_threads_ > 0 && max_threads_ < pool ? max_threads_ : pool;
+}
+
+edgesdk_status Executor::Fail(edgesdk_status status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(error_, sizeof(error_), format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+}  // namespace edgert

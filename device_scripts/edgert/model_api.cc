@@ -1,0 +1,278 @@
+// model_api.cc: the C API of edgesdk_model.h over Executor.
+//
+// A handle begins with a pointer to the table of the library that opened it, and every public
+// function goes through that table: when several model libraries are linked into one program the
+// dynamic linker gives all callers the first library's functions, and this makes that harmless.
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu_features.h"
+#include "edgesdk_model.h"
+#include "executor.h"
+#include "plan.h"
+
+struct edgesdk_model {
+  const edgesdk_api* api;
+  edgert::Executor* executor;
+};
+
+namespace edgert {
+namespace {
+
+extern const edgesdk_api kApi;
+
+thread_local char open_error[1280];
+
+edgesdk_status FailOpen(const edgesdk_options* options, edgesdk_status status, const char* format,
+                        ...) __attribute__((format(printf, 3, 4)));
+
+edgesdk_status FailOpen(const edgesdk_options* options, edgesdk_status status, const char* format,
+                        ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(open_error, sizeof(open_error), format, arguments);
+  va_end(arguments);
+  if (options != nullptr && options->struct_size >= sizeof(edgesdk_options) &&
+      options->error_buffer != nullptr && options->error_buffer_size > 0) {
+    snprintf(options->error_buffer, options->error_buffer_size, "%s", open_error);
+  }
+  return status;
+}
+
+edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesdk_model** model) {
+  const edgert_plan& plan = edgert_model_plan;
+  if (model == nullptr) {
+    return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT, "open needs a place for the handle");
+  }
+  *model = nullptr;
+  if (abi_version != EDGESDK_ABI_VERSION) {
+    return FailOpen(
+        options, EDGESDK_ERROR_ABI,
+        "the program was built for ABI version %u of edgesdk_model.h, this library for %u",
+        abi_version, EDGESDK_ABI_VERSION);
+  }
+  for (const char* const* name = plan.cpu_features; *name != nullptr; ++name) {
+    if (CpuFeature(*name) == Feature::kAbsent) {
+      return FailOpen(options, EDGESDK_ERROR_DEVICE,
+                      "this CPU lacks '%s', which the library built for target '%s' uses", *name,
+                      plan.target);
+    }
+  }
+  bool has_options = options != nullptr && options->struct_size >= sizeof(edgesdk_options);
+  int num_threads = has_options ? options->num_threads : 0;
+  if (num_threads < 0) {
+    return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT, "num_threads is %d", num_threads);
+  }
+  edgesdk_model* handle = static_cast<edgesdk_model*>(malloc(sizeof(edgesdk_model)));
+  Executor* executor = handle != nullptr ? Executor::Create(plan, num_threads) : nullptr;
+  if (executor == nullptr) {
+    free(handle);
+    return FailOpen(options, EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory: '%s' needs %llu bytes",
+                    plan.name, static_cast<unsigned long long>(plan.arena_bytes));
+  }
+  *handle = edgesdk_model{&kApi, executor};
+  *model = handle;
+  return EDGESDK_OK;
+}
+
+void Close(edgesdk_model* model) {
+  if (model == nullptr) return;
+  Executor::Destroy(model->executor);
+  free(model);
+}
+
+const char* LastError(const edgesdk_model* model) {
+  return model == nullptr ? open_error : model->executor->last_error();
+}
+
+const char* Name(const edgesdk_model* model) { return model->executor->plan().name; }
+const char* Target(const edgesdk_model* model) { return model->executor->plan().target; }
+const char* BuildId(const edgesdk_model* model) { return model->executor->plan().build_id; }
+
+int32_t NumInputs(const edgesdk_model* model) {
+  return static_cast<int32_t>(model->executor->plan().num_inputs);
+}
+
+int32_t NumOutputs(const edgesdk_model* model) {
+  return static_cast<int32_t>(model->executor->plan().num_outputs);
+}
+
+edgesdk_status PortInfo(edgesdk_model* model, const edgert_port* ports, uint32_t count,
+                        const char* what, int32_t index, edgesdk_tensor_info* info) {
+  if (index < 0 || static_cast<uint32_t>(index) >= count || info == nullptr) {
+    return model->executor->Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
+                                 "there is no %s %d: the model has %u", what,
+                                 static_cast<int>(index), count);
+  }
+  const edgert_port& port = ports[index];
+  *info = edgesdk_tensor_info{port.name, static_cast<edgesdk_dtype>(port.dtype), port.ndim,
+                              port.shape, static_cast<size_t>(port.size_bytes)};
+  return EDGESDK_OK;
+}
+
+edgesdk_status InputInfo(edgesdk_model* model, int32_t index, edgesdk_tensor_info* info) {
+  const edgert_plan& plan = model->executor->plan();
+  return PortInfo(model, plan.inputs, plan.num_inputs, "input", index, info);
+}
+
+edgesdk_status OutputInfo(edgesdk_model* model, int32_t index, edgesdk_tensor_info* info) {
+  const edgert_plan& plan = model->executor->plan();
+  return PortInfo(model, plan.outputs, plan.num_outputs, "output", index, info);
+}
+
+edgesdk_status SetInput(edgesdk_model* model, int32_t index, const void* data, size_t size_bytes) {
+  return model->executor->SetInput(index, data, size_bytes);
+}
+
+edgesdk_status SetOutput(edgesdk_model* model, int32_t index, void* data, size_t size_bytes) {
+  return model->executor->SetOutput(index, data, size_bytes);
+}
+
+edgesdk_status Run(edgesdk_model* model) { return model->executor->Run(); }
+
+edgesdk_status GetOutput(edgesdk_model* model, int32_t index, const void** data,
+                         size_t* size_bytes) {
+  return model->executor->GetOutput(index, data, size_bytes);
+}
+
+void SetProfiling(edgesdk_model* model, int32_t enabled) {
+  model->executor->SetProfiling(enabled != 0);
+}
+
+int32_t NumLayers(const edgesdk_model* model) {
+  return static_cast<int32_t>(model->executor->plan().num_steps);
+}
+
+edgesdk_status LayerInfo(edgesdk_model* model, int32_t index, edgesdk_layer_info* info) {
+  return model->executor->LayerInfo(index, info);
+}
+
+edgesdk_status Memory(edgesdk_model* model, edgesdk_memory_info* info) {
+  if (info == nullptr) {
+    return model->executor->Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
+                                 "memory needs a place to write to");
+  }
+  *info = model->executor->Memory();
+  return EDGESDK_OK;
+}
+
+int32_t NumThreads(const edgesdk_model* model) { return model->executor->NumThreads(); }
+
+const edgesdk_api kApi = {
+    EDGESDK_ABI_VERSION,
+    sizeof(edgesdk_api),
+    Open,
+    Close,
+    LastError,
+    Name,
+    Target,
+    BuildId,
+    NumInputs,
+    NumOutputs,
+    InputInfo,
+    OutputInfo,
+    SetInput,
+    SetOutput,
+    Run,
+    GetOutput,
+    SetProfiling,
+    NumLayers,
+    LayerInfo,
+    Memory,
+    NumThreads,
+};
+
+}  // namespace
+}  // namespace edgert
+
+extern "C" {
+
+edgesdk_status edgert_open(uint32_t abi_version, const edgesdk_options* options,
+                           edgesdk_model** model) {
+  return edgert::Open(abi_version, options, model);
+}
+
+const edgesdk_api* edgesdk_get_api(uint32_t abi_version) {
+  return abi_version == EDGESDK_ABI_VERSION ? &edgert::kApi : nullptr;
+}
+
+edgesdk_status edgesdk_model_open(uint32_t abi_version, const edgesdk_options* options,
+                                  edgesdk_model** model) {
+  return edgert::Open(abi_version, options, model);
+}
+
+void edgesdk_model_close(edgesdk_model* model) {
+  if (model != nullptr) model->api->close(model);
+}
+
+const char* edgesdk_model_last_error(const edgesdk_model* model) {
+  return model != nullptr ? model->api->last_error(model) : edgert::LastError(nullptr);
+}
+
+const char* edgesdk_model_name(const edgesdk_model* model) { return model->api->name(model); }
+const char* edgesdk_model_target(const edgesdk_model* model) { return model->api->target(model); }
+
+const char* edgesdk_model_build_id(const edgesdk_model* model) {
+  return model->api->build_id(model);
+}
+
+int32_t edgesdk_model_num_inputs(const edgesdk_model* model) {
+  return model->api->num_inputs(model);
+}
+
+int32_t edgesdk_model_num_outputs(const edgesdk_model* model) {
+  return model->api->num_outputs(model);
+}
+
+edgesdk_status edgesdk_model_input_info(edgesdk_model* model, int32_t index,
+                                        edgesdk_tensor_info* info) {
+  return model->api->input_info(model, index, info);
+}
+
+edgesdk_status edgesdk_model_output_info(edgesdk_model* model, int32_t index,
+                                         edgesdk_tensor_info* info) {
+  return model->api->output_info(model, index, info);
+}
+
+edgesdk_status edgesdk_model_set_input(edgesdk_model* model, int32_t index, const void* data,
+                                       size_t size_bytes) {
+  return model->api->set_input(model, index, data, size_bytes);
+}
+
+edgesdk_status edgesdk_model_set_output(edgesdk_model* model, int32_t index, void* data,
+                                        size_t size_bytes) {
+  return model->api->set_output(model, index, data, size_bytes);
+}
+
+edgesdk_status edgesdk_model_run(edgesdk_model* model) { return model->api->run(model); }
+
+edgesdk_status edgesdk_model_get_output(edgesdk_model* model, int32_t index, const void** data,
+                                        size_t* size_bytes) {
+  return model->api->get_output(model, index, data, size_bytes);
+}
+
+void edgesdk_model_set_profiling(edgesdk_model* model, int32_t enabled) {
+  model->api->set_profiling(model, enabled);
+}
+
+int32_t edgesdk_model_num_layers(const edgesdk_model* model) {
+  return model->api->num_layers(model);
+}
+
+edgesdk_status edgesdk_model_layer_info(edgesdk_model* model, int32_t index,
+                                        edgesdk_layer_info* info) {
+  return model->api->layer_info(model, index, info);
+}
+
+edgesdk_status edgesdk_model_memory(edgesdk_model* model, edgesdk_memory_info* info) {
+  return model->api->memory(model, info);
+}
+
+int32_t edgesdk_model_num_threads(const edgesdk_model* model) {
+  return model->api->num_threads(model);
+}
+
+}  // extern "C"

@@ -1,0 +1,82 @@
+// platform.h: the operating system as edgert sees it: aligned memory, threads, a clock.
+//
+// edgert uses no C++ standard library at link time (only headers such as <atomic>), so that a
+// library runs on any board whose libc is new enough, whatever its libstdc++ is. Hence plain
+// pthreads here.
+#ifndef EDGERT_PLATFORM_H_
+#define EDGERT_PLATFORM_H_
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+namespace edgert {
+
+// TVM's generated code loads vectors with this alignment.
+constexpr size_t kAlignment = 64;
+
+inline size_t AlignUp(size_t bytes) { return (bytes + kAlignment - 1) & ~(kAlignment - 1); }
+
+// Returns memory aligned to kAlignment, or nullptr. Size 0 gives a valid pointer.
+void* AllocateAligned(size_t bytes);
+void FreeAligned(void* memory);
+
+// Nanoseconds of a clock that never goes back.
+uint64_t NowNs();
+
+// CPUs that this process may run on (its affinity mask), at least 1.
+int UsableCpus();
+
+// Tells the CPU that this is a waiting loop.
+inline void SpinPause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__) || defined(__arm__)
+  asm volatile("yield" ::: "memory");
+#else
+  asm volatile("" ::: "memory");
+#endif
+}
+
+class Mutex {
+ public:
+  Mutex() { pthread_mutex_init(&mutex_, nullptr); }
+  ~Mutex() { pthread_mutex_destroy(&mutex_); }
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+  void Lock() { pthread_mutex_lock(&mutex_); }
+  bool TryLock() { return pthread_mutex_trylock(&mutex_) == 0; }
+  void Unlock() { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  friend class Condition;
+  pthread_mutex_t mutex_;
+};
+
+class MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) : mutex_(mutex) { mutex_.Lock(); }
+  ~MutexLock() { mutex_.Unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+class Condition {
+ public:
+  Condition() { pthread_cond_init(&condition_, nullptr); }
+  ~Condition() { pthread_cond_destroy(&condition_); }
+  Condition(const Condition&) = delete;
+  Condition& operator=(const Condition&) = delete;
+  void Wait(Mutex& mutex) { pthread_cond_wait(&condition_, &mutex.mutex_); }
+  void NotifyAll() { pthread_cond_broadcast(&condition_); }
+
+ private:
+  pthread_cond_t condition_;
+};
+
+}  // namespace edgert
+
+#endif  // EDGERT_PLATFORM_H_

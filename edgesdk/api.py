@@ -1,0 +1,206 @@
+"""The SDK's verbs as functions: what `edgesdk ...` does, `edgesdk.compile(...)` and so on do.
+
+Each reads or writes bundles. The command line only parses and prints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgesdk.bundle import Bundle
+from edgesdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgesdk.compiler import CompiledModel
+    from edgesdk.frontend import ImportedModel
+    from edgesdk.profiles import TargetProfile
+
+PRECISIONS = ("fp32",)
+GOLDEN_SEED = 0
+
+
+def compile(
+    model: str | Path,
+    *,
+    target: str = "local",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    output: str | Path | None = None,
+    precision: str = "fp32",
+    verify: bool = True,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Bundle:
+    """Compiles an ONNX model for a target and returns the bundle that it wrote.
+
+    `shapes` fixes dimensions that the model leaves open: input name -> sizes. `output` is the
+    bundle's folder, by default `bundles/<model>-<target>`; a bundle that stands there is replaced.
+    With `verify` (always, unless the results are checked elsewhere) the outputs are compared with
+    ONNX Runtime's before the bundle is written. `progress` hears each stage's name.
+
+    Raises UsageError (target, shapes, output), ModelError and UnsupportedModelError (the model),
+    ToolMissingError (a compiler), CompileError, ContractError, VerificationError.
+    """
+    from edgesdk.bundle.audit import audit_library, check_contract
+    from edgesdk.bundle.writer import staged_folder
+    from edgesdk.profiles import load_target
+    from edgesdk.toolchain import load_toolchain
+
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"unknown precision {precision!r}", hint=f"one of: {', '.join(PRECISIONS)}"
+        )
+    path = Path(model)
+    profile = load_target(target)
+    load_toolchain(profile.toolchain).require(profile.machine)
+
+    from edgesdk.compiler import compile_model
+    from edgesdk.frontend import import_model
+
+    progress("importing")
+    imported = import_model(path, shapes=shapes)
+    destination = Path(output) if output else Path("bundles") / f"{imported.name}-{profile.name}"
+    with staged_folder(destination) as staging:
+        build = staging / ".build"
+        build.mkdir()
+        build_id = _build_id(imported, profile, precision)
+        compiled = compile_model(
+            imported, profile, build=build, build_id=build_id, progress=progress
+        )
+        check_contract(audit_library(compiled.library), profile)
+        _fill(staging, imported, profile, compiled, build, precision, verify, progress)
+    from edgesdk.bundle import open_bundle
+
+    return open_bundle(destination)
+
+
+def _fill(
+    staging: Path,
+    imported: ImportedModel,
+    profile: TargetProfile,
+    compiled: CompiledModel,
+    build: Path,
+    precision: str,
+    verify: bool,
+    progress: Callable[[str], None],
+) -> None:
+    """Computes the golden outputs, passes the gate, and writes the bundle's files."""
+    import dataclasses
+    import shutil
+
+    from edgesdk.bundle.manifest import ContractInfo, Manifest, TensorInfo, VerificationInfo
+    from edgesdk.bundle.writer import write_bundle
+    from edgesdk.compiler import gate
+    from edgesdk.frontend import Reference, draw_inputs
+    from edgesdk.numerics import FP32_TOLERANCE
+
+    progress("running the reference")
+    inputs = draw_inputs(imported.inputs, seed=GOLDEN_SEED, hints=imported.hints)
+    expected = Reference(imported.source, imported.shapes).run(inputs)
+    ordered = {o.name: expected[o.name] for o in imported.outputs}
+    golden_inputs = [inputs[i.name] for i in imported.inputs]
+    if verify:
+        progress("comparing results")
+        verification = gate.check_results(
+            library=compiled.library,
+            launcher=compiled.launcher,
+            profile=profile,
+            toolchain=compiled.toolchain,
+            inputs=golden_inputs,
+            expected=ordered,
+            tolerance=FP32_TOLERANCE,
+        )
+    else:
+        verification = VerificationInfo(
+            "not run", gate.REFERENCE, None, None, FP32_TOLERANCE, "switched off by the caller"
+        )
+    contract = profile.contract
+    manifest = Manifest(
+        name=imported.name,
+        target=profile.name,
+        description=profile.description,
+        library=f"lib/{compiled.library.name}",
+        launcher="bin/edgesdk-run",
+        contract=ContractInfo(
+            os=contract.os,
+            machine=contract.machine,
+            libc=contract.libc,
+            libc_version=contract.libc_version,
+            cpu_features=contract.cpu_features,
+        ),
+        inputs=tuple(TensorInfo(t.name, t.shape, t.dtype) for t in imported.inputs),
+        outputs=tuple(TensorInfo(t.name, t.shape, t.dtype) for t in imported.outputs),
+        golden_inputs=tuple(f"golden/input_{i}.npy" for i in range(len(imported.inputs))),
+        golden_outputs=tuple(f"golden/output_{i}.npy" for i in range(len(imported.outputs))),
+        verification=verification,
+        model_sha256=imported.sha256,
+        abi_version=_abi_version(),
+        precision=precision,
+        weights_bytes=compiled.weights_bytes,
+        arena_bytes=compiled.arena_bytes,
+        files={},
+        tools=_tools(compiled),
+        build={
+            "id": compiled.build_id,
+            "opset": imported.opset,
+            "repairs": list(imported.repairs),
+            "kernel_calls": compiled.num_kernel_calls,
+            "activations_bytes": compiled.activations_bytes,
+            "coverage": dataclasses.asdict(compiled.coverage),
+            "toolchain": compiled.toolchain.name,
+            "tvm_target": profile.tvm,
+        },
+    )
+    progress("writing the bundle")
+    write_bundle(
+        staging,
+        manifest,
+        library=compiled.library,
+        launcher=compiled.launcher,
+        header=compiled.header,
+        golden_inputs=golden_inputs,
+        golden_outputs=list(ordered.values()),
+    )
+    shutil.rmtree(build)
+
+
+def _build_id(imported: ImportedModel, profile: TargetProfile, precision: str) -> str:
+    """16 hex digits that change with the model, its shapes, the target and the tools."""
+    import json
+
+    parts = {
+        "model": imported.sha256,
+        "shapes": {k: list(v) for k, v in imported.shapes.items()},
+        "target": profile.name,
+        "tvm": profile.tvm,
+        "precision": precision,
+        "versions": _versions(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {
+        name: version(name)
+        for name in ("edgesdk", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime")
+    }
+
+
+def _tools(compiled: CompiledModel) -> dict[str, str]:
+    return {**_versions(), "compiler": compiled.toolchain.version()}
+
+
+def _abi_version() -> int:
+    """EDGESDK_ABI_VERSION of the public header."""
+    import re
+
+    from edgesdk.resources import data_folder
+
+    header = data_folder("device_scripts") / "include" / "edgesdk_model.h"
+    found = re.search(r"#define EDGESDK_ABI_VERSION (\d+)u", header.read_text(encoding="utf-8"))
+    if found is None:
+        raise RuntimeError(f"{header} has no EDGESDK_ABI_VERSION")
+    return int(found.group(1))

@@ -1,0 +1,221 @@
+"""Writes a bundle's folder. Nothing appears under its final name before it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from edgesdk.bundle import Bundle, file_sha256
+from edgesdk.bundle.manifest import MANIFEST_NAME, FileInfo, Manifest, TensorInfo
+from edgesdk.errors import CompileError, UsageError
+from edgesdk.resources import data_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CHECKSUMS_NAME = "SHA256SUMS"
+
+
+@contextlib.contextmanager
+def staged_folder(output: Path) -> Iterator[Path]:
+    """Yields a fresh folder that takes the place of `output` if the block succeeds.
+
+    An older bundle at `output` is replaced as a whole. Raises UsageError if something that is no
+    bundle stands there, and CompileError if the disk is full or read-only.
+    """
+    if output.exists() and not _may_replace(output):
+        raise UsageError(
+            f"{output} exists and is not a bundle",
+            hint="choose another folder with -o, or remove it",
+        )
+    output = output.absolute()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    except OSError as error:
+        raise CompileError(f"cannot write to {output.parent}: {error.strerror}") from error
+    try:
+        staging.chmod(0o755)
+        yield staging
+        _swap(staging, output)
+    except OSError as error:
+        raise CompileError(
+            f"cannot write the bundle {output}: {error.strerror or error}",
+            hint="free some space, or choose another folder with -o",
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_bundle(
+    folder: Path,
+    manifest: Manifest,
+    *,
+    library: Path,
+    launcher: Path,
+    header: str,
+    golden_inputs: Sequence[np.ndarray],
+    golden_outputs: Sequence[np.ndarray],
+) -> Bundle:
+    """Fills `folder` and completes `manifest` with the hashes. Returns the bundle in `folder`."""
+    import dataclasses
+
+    import numpy as np
+
+    for name in ("lib", "bin", "include", "golden", f"lib/cmake/{manifest.name}"):
+        (folder / name).mkdir(parents=True)
+    shutil.move(library, folder / manifest.library)
+    shutil.copyfile(launcher, folder / manifest.launcher)
+    (folder / manifest.launcher).chmod(0o755)
+    public = data_folder("device_scripts") / "include" / "edgesdk_model.h"
+    shutil.copyfile(public, folder / "include" / public.name)
+    (folder / "include" / f"{manifest.name}.h").write_text(header, encoding="utf-8")
+    for names, arrays in (
+        (manifest.golden_inputs, golden_inputs),
+        (manifest.golden_outputs, golden_outputs),
+    ):
+        for name, array in zip(names, arrays, strict=True):
+            # Not ascontiguousarray: it turns a scalar into one dimension.
+            np.save(folder / name, np.asarray(array, order="C"))
+    cmake = folder / "lib/cmake" / manifest.name / f"{manifest.name}-config.cmake"
+    cmake.write_text(_cmake_config(manifest), encoding="utf-8")
+    (folder / "README.md").write_text(_readme(manifest), encoding="utf-8")
+    files = {
+        path.relative_to(folder).as_posix(): FileInfo(file_sha256(path), path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = dataclasses.replace(manifest, files=files)
+    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    sums = {name: info.sha256 for name, info in files.items()}
+    sums[MANIFEST_NAME] = file_sha256(folder / MANIFEST_NAME)
+    (folder / CHECKSUMS_NAME).write_text(
+        "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())), encoding="utf-8"
+    )
+    return Bundle(folder, manifest)
+
+
+def _may_replace(output: Path) -> bool:
+    if not output.is_dir():
+        return False
+    return (output / MANIFEST_NAME).is_file() or not any(output.iterdir())
+
+
+def _swap(staging: Path, output: Path) -> None:
+    """Puts `staging` at `output`; what was there goes only after the new one stands."""
+    if not output.exists():
+        os.rename(staging, output)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
+    try:
+        os.rename(output, old / "bundle")
+        try:
+            os.rename(staging, output)
+        except OSError:
+            os.rename(old / "bundle", output)
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+_CMAKE = Template("""\
+# find_package($name CONFIG) with CMAKE_PREFIX_PATH set to this bundle gives the target $name::$name.
+get_filename_component(_edgesdk_bundle "$${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT TARGET $name::$name)
+  add_library($name::$name SHARED IMPORTED)
+  set_target_properties($name::$name PROPERTIES
+    IMPORTED_LOCATION "$${_edgesdk_bundle}/$library"
+    IMPORTED_SONAME "$soname"
+    INTERFACE_INCLUDE_DIRECTORIES "$${_edgesdk_bundle}/include")
+endif()
+set(${name}_GOLDEN_DIR "$${_edgesdk_bundle}/golden")
+unset(_edgesdk_bundle)
+""")
+
+
+def _cmake_config(manifest: Manifest) -> str:
+    return _CMAKE.substitute(
+        name=manifest.name, library=manifest.library, soname=Path(manifest.library).name
+    )
+
+
+_README = Template("""\
+# $name for $target
+
+$description
+
+This folder is complete: the network, its weights and its runtime are in one shared library that
+needs nothing but the C library.
+
+## Try it
+
+Copy the folder to the device, then there:
+
+    ./$launcher $library --selftest golden
+    ./$launcher $library --selftest golden --warmup 5 --repeat 50
+
+The first compares the device's results with the reference's, the second measures the latency.
+`--help` shows how to run it on your own .npy files.
+
+## Use it from C or C++
+
+`include/edgesdk_model.h` documents the interface; `include/$name.h` declares this network. With CMake:
+
+    find_package($name CONFIG REQUIRED)              # -DCMAKE_PREFIX_PATH=<this folder>
+    target_link_libraries(app PRIVATE $name::$name)
+
+```c
+#include <$name.h>
+
+edgesdk_model* model = NULL;
+if (edgesdk_open_$name(EDGESDK_ABI_VERSION, NULL, &model) != EDGESDK_OK) return 1;
+edgesdk_model_set_input(model, 0, data, size_bytes);
+edgesdk_model_run(model);
+const void* result = NULL;
+edgesdk_model_get_output(model, 0, &result, NULL);
+edgesdk_model_close(model);
+```
+
+## What it takes and gives
+
+$ports
+
+## What the device must have
+
+$contract
+
+`EDGESDK_NUM_THREADS` sets the number of threads; by default it uses every CPU that the process may.
+`sha256sum -c SHA256SUMS` checks that nothing was damaged on the way.
+""")
+
+
+def _readme(manifest: Manifest) -> str:
+    lines = []
+    for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
+        lines += [f"- {kind} {i}: {_describe(t)}" for i, t in enumerate(tensors)]
+    contract = manifest.contract
+    needs = [f"- {contract.os}, processor {' or '.join(contract.machine)}"]
+    if contract.libc:
+        needs.append(f"- {contract.libc} {contract.libc_version or ''} or newer".replace("  ", " "))
+    if contract.cpu_features:
+        needs.append(f"- CPU features: {', '.join(contract.cpu_features)}")
+    return _README.substitute(
+        name=manifest.name,
+        target=manifest.target,
+        description=manifest.description,
+        launcher=manifest.launcher,
+        library=manifest.library,
+        ports="\n".join(lines),
+        contract="\n".join(needs),
+    )
+
+
+def _describe(tensor: TensorInfo) -> str:
+    shape = " x ".join(str(d) for d in tensor.shape) or "scalar"
+    return f"`{tensor.name}`, {tensor.dtype}, {shape}"

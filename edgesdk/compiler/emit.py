@@ -1,0 +1,255 @@
+"""Writes a plan down for the device: one C++ source of constant tables, and one file of weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgesdk.compiler.plan import Plan, PlanTensor, size_of
+
+# edgesdk_dtype in edgesdk_model.h
+_DTYPES = {
+    "float32": 1,
+    "float64": 2,
+    "float16": 3,
+    "bfloat16": 4,
+    "int8": 5,
+    "int16": 6,
+    "int32": 7,
+    "int64": 8,
+    "uint8": 9,
+    "uint16": 10,
+    "uint32": 11,
+    "uint64": 12,
+    "bool": 13,
+}
+_STORAGE = {
+    "input": "kEdgertInput",
+    "output": "kEdgertOutput",
+    "weight": "kEdgertWeight",
+    "arena": "kEdgertArena",
+}
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output as the caller sees it: the model's own name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def write_weights(plan: Plan, path: Path) -> None:
+    """Writes the constants at their offsets, one at a time: none is copied as a whole in memory."""
+    import numpy as np
+
+    with path.open("wb") as file:
+        for array, offset in zip(plan.weights, plan.weight_offsets, strict=True):
+            file.write(b"\0" * (offset - file.tell()))
+            if array.size:
+                file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+        # An empty section would have no address.
+        file.write(b"\0" * (max(plan.weights_bytes, 64) - file.tell()))
+
+
+def model_source(
+    plan: Plan,
+    *,
+    name: str,
+    target: str,
+    build_id: str,
+    cpu_features: Sequence[str],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    layers: Sequence[str],
+    weights_file: Path,
+) -> str:
+    """Returns the C++ source that defines `edgert_model_plan` and `edgesdk_open_NAME`.
+
+    `layers` holds one readable name per step. `weights_file` is included by the assembler.
+    """
+    shapes = _Shapes()
+    tensors = [_tensor(t, shapes) for t in plan.tensors]
+    input_ports = [_port(p, shapes) for p in inputs]
+    output_ports = [_port(p, shapes) for p in outputs]
+    kernels = sorted({s.kernel for s in plan.steps if s.kernel is not None})
+    arguments: list[str] = []
+    steps = []
+    for step, layer in zip(plan.steps, layers, strict=True):
+        kernel = f"__tvm_ffi_{step.kernel}" if step.kernel else "nullptr"
+        steps.append(
+            f"{{{kernel}, {_c_string(step.kernel or 'copy')}, {_c_string(layer)}, "
+            f"arguments + {len(arguments)}, {len(step.args)}}}"
+        )
+        arguments += [str(a) for a in step.args]
+    features = [*(_c_string(f) for f in cpu_features), "nullptr"]
+    # Some compilers refuse arrays of no elements, and a network may well have no steps.
+    return f"""\
+// Written by edgesdk for model {_comment(name)}, target {_comment(target)}. Do not edit.
+#include "plan.h"
+
+extern "C" {{
+
+{_lines(f"int __tvm_ffi_{k}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);" for k in kernels)}
+extern const uint8_t edgert_weights[] __attribute__((visibility("hidden")));
+
+}}  // extern "C"
+
+__asm__(
+    ".section .rodata.edgert_weights,\\"a\\"\\n"
+    ".balign 64\\n"
+    ".globl edgert_weights\\n"
+    ".hidden edgert_weights\\n"
+    "edgert_weights:\\n"
+    ".incbin {_asm_string(weights_file)}\\n"
+    ".text\\n");
+
+namespace {{
+
+{shapes.source()}
+const edgert_tensor tensors[] = {{
+{_lines(f"    {t}," for t in [*tensors, "{}"])}
+}};
+
+const uint32_t arguments[] = {{{", ".join([*arguments, "0"])}}};
+
+const edgert_step steps[] = {{
+{_lines(f"    {s}," for s in [*steps, "{}"])}
+}};
+
+const edgert_port inputs[] = {{
+{_lines(f"    {p}," for p in [*input_ports, "{}"])}
+}};
+
+const edgert_port outputs[] = {{
+{_lines(f"    {p}," for p in [*output_ports, "{}"])}
+}};
+
+const char* const cpu_features[] = {{{", ".join(features)}}};
+
+}}  // namespace
+
+extern "C" {{
+
+const edgert_plan edgert_model_plan = {{
+    {_c_string(name)},
+    {_c_string(target)},
+    {_c_string(build_id)},
+    cpu_features,
+    inputs,
+    outputs,
+    tensors,
+    steps,
+    {len(inputs)}u,
+    {len(outputs)}u,
+    {len(plan.tensors)}u,
+    {len(plan.steps)}u,
+    edgert_weights,
+    {plan.weights_bytes}u,
+    {plan.arena_bytes}u,
+}};
+
+EDGESDK_API edgesdk_status edgesdk_open_{name}(uint32_t abi_version,
+                                               const edgesdk_options* options,
+                                               edgesdk_model** model) {{
+  return edgert_open(abi_version, options, model);
+}}
+
+}}  // extern "C"
+"""
+
+
+def model_header(name: str, *, inputs: Sequence[Port], outputs: Sequence[Port]) -> str:
+    """Returns the header NAME.h: the opening function, and the indices of inputs and outputs."""
+    guard = f"EDGESDK_{name.upper()}_H_"
+    lines = [f"/* {name}.h: a network compiled by edgesdk. See edgesdk_model.h for how to use it."]
+    lines.append(" *")
+    for kind, ports in (("input", inputs), ("output", outputs)):
+        for index, port in enumerate(ports):
+            shape = "x".join(str(d) for d in port.shape) or "scalar"
+            lines.append(f" * {kind} {index}: {_comment(port.name)}, {port.dtype}, {shape}")
+    lines.append(" */")
+    return "\n".join(lines) + f"""
+#ifndef {guard}
+#define {guard}
+
+#include "edgesdk_model.h"
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+/* Like edgesdk_model_open, for this very library. */
+edgesdk_status edgesdk_open_{name}(uint32_t abi_version, const edgesdk_options* options,
+                                   edgesdk_model** model);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif /* {guard} */
+"""
+
+
+class _Shapes:
+    """Static arrays of shapes, each once."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[int, ...], str] = {}
+
+    def name(self, shape: tuple[int, ...]) -> str:
+        if not shape:
+            return "nullptr"
+        return self._names.setdefault(shape, f"shape{len(self._names)}")
+
+    def source(self) -> str:
+        return _lines(
+            f"const int64_t {name}[] = {{{', '.join(str(d) for d in shape)}}};"
+            for shape, name in self._names.items()
+        )
+
+
+def _tensor(tensor: PlanTensor, shapes: _Shapes) -> str:
+    import tvm_ffi
+
+    dtype = tvm_ffi.dtype(tensor.dtype)
+    return (
+        f"{{{_STORAGE[tensor.storage]}, {int(dtype.type_code)}, {int(dtype.bits)}, "
+        f"{len(tensor.shape)}, {tensor.index}, {tensor.offset}u, {tensor.size_bytes}u, "
+        f"{shapes.name(tensor.shape)}}}"
+    )
+
+
+def _port(port: Port, shapes: _Shapes) -> str:
+    return (
+        f"{{{_c_string(port.name)}, {_DTYPES[port.dtype]}, {len(port.shape)}, "
+        f"{shapes.name(tuple(port.shape))}, {size_of(port.shape, port.dtype)}u}}"
+    )
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "\n".join(lines)
+
+
+def _c_string(text: str) -> str:
+    """A C string literal; bytes beyond ASCII as octal escapes, which end after three digits."""
+    out = []
+    for byte in text.encode("utf-8"):
+        char = chr(byte)
+        if char in '"\\' or byte < 32 or byte > 126 or char == "?":
+            out.append(f"\\{byte:03o}")
+        else:
+            out.append(char)
+    return '"' + "".join(out) + '"'
+
+
+def _asm_string(path: Path) -> str:
+    """A path inside an assembler string inside a C string."""
+    return json.dumps(json.dumps(str(path), ensure_ascii=False), ensure_ascii=False)[1:-1]
+
+
+def _comment(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text).replace("*/", "* /")

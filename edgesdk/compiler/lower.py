@@ -1,0 +1,28 @@
+"""Relax to kernels: the passes that turn an imported network into calls of fused loop nests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def lower(module: Any) -> Any:
+    """Returns `module` with `main` as a straight line of `call_tir` on fused kernels.
+
+    Memory is planned later, by `plan.make_plan`, which needs the graph without allocations.
+    """
+    import tvm
+    from tvm.relax import transform
+
+    passes = [
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.RewriteDataflowReshape(),
+        transform.ToNonDataflow(),
+        transform.DeadCodeElimination(),
+    ]
+    return tvm.transform.Sequential(passes)(module)

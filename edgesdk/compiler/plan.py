@@ -1,0 +1,316 @@
+"""The flat plan: a lowered Relax function as a list of kernel calls over planned memory.
+
+`make_plan` reads the straight-line `main` that `lower.py` leaves, gives every intermediate tensor a
+place in one arena, and collects the constants. `emit.py` writes the result down for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgesdk.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ALIGNMENT = 64  # what TVM's generated code assumes of every tensor
+
+
+@dataclass(frozen=True)
+class PlanTensor:
+    """A view of storage. `storage` is "input", "output", "weight" or "arena".
+
+    `index` numbers inputs and outputs; `offset` is in bytes from the start of the storage.
+    """
+
+    storage: str
+    index: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call; `kernel` None is a copy from `args[0]` to `args[1]`.
+
+    `args` are indices into Plan.tensors: inputs first, then outputs.
+    """
+
+    kernel: str | None
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    tensors: tuple[PlanTensor, ...]
+    steps: tuple[Step, ...]
+    weights: tuple[np.ndarray, ...]  # in the order of `weight_offsets`
+    weight_offsets: tuple[int, ...]
+    weights_bytes: int
+    arena_bytes: int
+    activations_bytes: int  # sum of all intermediate tensors: what a plan without reuse would need
+
+
+@dataclass
+class _Value:
+    """A tensor of the graph while the plan is made: it lives in one buffer, perhaps with others."""
+
+    buffer: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class _Buffer:
+    """Bytes that one or more values (a tensor and its reshapes) share."""
+
+    storage: str
+    size_bytes: int
+    index: int = 0
+    constant: Any = None
+    first_step: int = -1
+    last_step: int = -1
+    offset: int = 0
+
+
+@dataclass
+class _Builder:
+    buffers: list[_Buffer] = field(default_factory=list)
+    # By the handle of the Relax variable: comparing variables with == builds an expression.
+    values: dict[int, Any] = field(default_factory=dict)
+    calls: list[tuple[str | None, list[_Value]]] = field(default_factory=list)
+    constants: dict[tuple[str, tuple[int, ...], bytes], int] = field(default_factory=dict)
+
+    def new_buffer(self, storage: str, size_bytes: int, **kwargs: Any) -> int:
+        self.buffers.append(_Buffer(storage, size_bytes, **kwargs))
+        return len(self.buffers) - 1
+
+
+def make_plan(module: Any) -> Plan:
+    """Returns the plan of `module["main"]`, a Relax function of kernel calls with static shapes.
+
+    Raises UnsupportedModelError if something is left that a flat plan cannot express.
+    """
+    builder = _Builder()
+    function = module["main"]
+    for index, parameter in enumerate(function.params):
+        shape, dtype = _static_type(parameter)
+        buffer = builder.new_buffer("input", size_of(shape, dtype), index=index)
+        builder.values[parameter.id_] = _Value(buffer, shape, dtype)
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            builder.values[binding.var.id_] = _read_binding(builder, binding)
+    results = _resolve(builder, function.body.body)
+    _place_outputs(builder, results if isinstance(results, tuple) else (results,))
+    return _finish(builder)
+
+
+def size_of(shape: Sequence[int], dtype: str) -> int:
+    """Bytes of a dense tensor."""
+    import numpy as np
+
+    count = 1
+    for dim in shape:
+        count *= dim
+    if dtype == "bfloat16":
+        return count * 2
+    return count * int(np.dtype(dtype).itemsize)
+
+
+def _static_type(expr: Any) -> tuple[tuple[int, ...], str]:
+    return _static_tensor(expr.ty, str(expr))
+
+
+def _static_tensor(info: Any, what: str) -> tuple[tuple[int, ...], str]:
+    shape = getattr(info, "shape", None)
+    if shape is None:
+        raise UnsupportedModelError(f"the size of a tensor is unknown at compile time: {what[:80]}")
+    dims = []
+    for dim in shape.values if hasattr(shape, "values") else shape:
+        try:
+            dims.append(int(dim))
+        except TypeError:
+            raise UnsupportedModelError(
+                f"the size of a tensor depends on the data: {what[:80]} has dimension {dim}"
+            ) from None
+    return tuple(dims), str(info.dtype)
+
+
+def _read_binding(builder: _Builder, binding: Any) -> Any:
+    from tvm import relax
+
+    value = binding.value
+    if isinstance(binding, relax.MatchCast):
+        return _resolve(builder, value)
+    if not isinstance(value, relax.Call):
+        return _resolve(builder, value)
+    operator = value.op
+    name = operator.name if hasattr(operator, "name") else str(operator)
+    if name == "relax.call_tir":
+        return _read_kernel_call(builder, value)
+    if name == "relax.reshape":
+        source = _resolve(builder, value.args[0])
+        shape, dtype = _static_type(value)
+        return _Value(source.buffer, shape, dtype)
+    raise UnsupportedModelError(
+        f"the network needs {name} at run time, which a compiled plan cannot express",
+        hint="`edgesdk inspect` shows which operator it comes from",
+    )
+
+
+def _read_kernel_call(builder: _Builder, call: Any) -> Any:
+    from tvm import relax
+
+    kernel = call.args[0].name_hint
+    arguments = []
+    for argument in call.args[1].fields:
+        value = _resolve(builder, argument)
+        if not isinstance(value, _Value):
+            raise UnsupportedModelError(f"kernel {kernel} takes an argument that is no tensor")
+        arguments.append(value)
+    if len(call.args) > 2:
+        raise UnsupportedModelError(f"kernel {kernel} has a size that depends on the data")
+    out_type = call.ty_args[0]
+    many = isinstance(out_type, relax.TupleType)
+    outputs = []
+    for info in out_type.fields if many else [out_type]:
+        shape, dtype = _static_tensor(info, kernel)
+        buffer = builder.new_buffer("arena", size_of(shape, dtype))
+        outputs.append(_Value(buffer, shape, dtype))
+    builder.calls.append((kernel, arguments + outputs))
+    step = len(builder.calls) - 1
+    for value in arguments + outputs:
+        _touch(builder.buffers[value.buffer], step)
+    return tuple(outputs) if many else outputs[0]
+
+
+def _touch(buffer: _Buffer, step: int) -> None:
+    if buffer.first_step < 0:
+        buffer.first_step = step
+    buffer.last_step = step
+
+
+def _resolve(builder: _Builder, expr: Any) -> Any:
+    """The value(s) that a leaf expression stands for."""
+    from tvm import ir, relax
+
+    if isinstance(expr, relax.Var):
+        return builder.values[expr.id_]
+    if isinstance(expr, relax.Tuple):
+        return tuple(_resolve(builder, item) for item in expr.fields)
+    if isinstance(expr, relax.TupleGetItem):
+        return _resolve(builder, expr.tuple_value)[expr.index]
+    if isinstance(expr, ir.GenericConst):
+        return _constant(builder, expr)
+    raise UnsupportedModelError(
+        f"the compiled graph holds a {type(expr).__name__}, which a flat plan cannot express"
+    )
+
+
+def _constant(builder: _Builder, expr: Any) -> _Value:
+    import hashlib
+
+    import numpy as np
+
+    array = expr.value.numpy()
+    dtype = str(expr.value.dtype)
+    digest = hashlib.blake2b(
+        memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"", digest_size=16
+    ).digest()
+    key = (dtype, tuple(array.shape), digest)
+    if key not in builder.constants:
+        builder.constants[key] = builder.new_buffer(
+            "weight", size_of(array.shape, dtype), constant=array
+        )
+    return _Value(builder.constants[key], tuple(int(d) for d in array.shape), dtype)
+
+
+def _place_outputs(builder: _Builder, results: Sequence[_Value]) -> None:
+    """Turns the buffers of results into outputs; copies those that are an input, a constant, or
+    returned twice."""
+    for index, value in enumerate(results):
+        buffer = builder.buffers[value.buffer]
+        if buffer.storage == "arena":
+            buffer.storage = "output"
+            buffer.index = index
+            continue
+        copy = builder.new_buffer("output", buffer.size_bytes, index=index)
+        builder.calls.append((None, [value, _Value(copy, value.shape, value.dtype)]))
+        step = len(builder.calls) - 1
+        _touch(buffer, step)
+        _touch(builder.buffers[copy], step)
+
+
+def _finish(builder: _Builder) -> Plan:
+    arena = [b for b in builder.buffers if b.storage == "arena"]
+    arena_bytes = assign_offsets(arena)
+    used = {value.buffer for _, values in builder.calls for value in values}
+    weights = [
+        b for i, b in enumerate(builder.buffers) if b.storage == "weight" and i in used
+    ]
+    weights_bytes = 0
+    for buffer in weights:
+        buffer.offset = weights_bytes
+        weights_bytes = _align(weights_bytes + buffer.size_bytes)
+    tensors: dict[PlanTensor, int] = {}
+    steps = []
+    for kernel, values in builder.calls:
+        args = []
+        for value in values:
+            buffer = builder.buffers[value.buffer]
+            tensor = PlanTensor(
+                storage=buffer.storage,
+                index=buffer.index,
+                offset=buffer.offset,
+                shape=value.shape,
+                dtype=value.dtype,
+                size_bytes=buffer.size_bytes,
+            )
+            args.append(tensors.setdefault(tensor, len(tensors)))
+        steps.append(Step(kernel, tuple(args)))
+    return Plan(
+        tensors=tuple(tensors),
+        steps=tuple(steps),
+        weights=tuple(b.constant for b in weights),
+        weight_offsets=tuple(b.offset for b in weights),
+        weights_bytes=weights_bytes,
+        arena_bytes=arena_bytes,
+        activations_bytes=sum(_align(b.size_bytes) for b in arena),
+    )
+
+
+def assign_offsets(buffers: Sequence[_Buffer]) -> int:
+    """Gives each buffer an offset so that buffers alive at the same time do not overlap.
+
+    Greedy by size: the largest buffer first, each at the lowest offset that is free during its life
+    (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+    Returns the bytes needed.
+    """
+    placed: list[_Buffer] = []
+    total = 0
+    for buffer in sorted(buffers, key=lambda b: (-b.size_bytes, b.first_step)):
+        neighbours = sorted(
+            (
+                other
+                for other in placed
+                if other.first_step <= buffer.last_step and buffer.first_step <= other.last_step
+            ),
+            key=lambda b: b.offset,
+        )
+        offset = 0
+        for other in neighbours:
+            if offset + buffer.size_bytes <= other.offset:
+                break
+            offset = max(offset, _align(other.offset + other.size_bytes))
+        buffer.offset = offset
+        placed.append(buffer)
+        total = max(total, offset + buffer.size_bytes)
+    return _align(total)
+
+
+def _align(size_bytes: int) -> int:
+    return (size_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT

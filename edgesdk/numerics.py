@@ -1,0 +1,61 @@
+"""How far results are from the reference: one measure for compile, verify and the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# fp32: the largest difference allowed, relative to the largest magnitude of the reference output.
+FP32_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The distance of one output from its reference.
+
+    `max_relative_error` is `max_abs_error` divided by the reference's largest finite magnitude.
+    `cosine` is the cosine between both as vectors, in double precision, over the elements that are
+    finite in both (1.0 if there is none, or if both are zero). `mismatch` says what cannot be
+    measured: another dtype or shape, NaN or infinity in different places.
+    """
+
+    name: str
+    max_abs_error: float
+    max_relative_error: float
+    cosine: float
+    exact: bool
+    mismatch: str = ""
+
+    def within(self, tolerance: float) -> bool:
+        """Whether the result counts as equal: exact for integers, within `tolerance` for floats."""
+        return self.exact or (not self.mismatch and self.max_relative_error <= tolerance)
+
+
+def compare(name: str, actual: np.ndarray, expected: np.ndarray) -> Difference:
+    """Compares `actual` with the reference `expected`, of any equal shape and dtype."""
+    import numpy as np
+
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        found = f"{actual.dtype} {list(actual.shape)}"
+        wanted = f"{expected.dtype} {list(expected.shape)}"
+        infinite = float("inf")
+        return Difference(name, infinite, infinite, 0.0, False, f"is {found}, should be {wanted}")
+    if np.array_equal(actual, expected, equal_nan=np.issubdtype(expected.dtype, np.inexact)):
+        return Difference(name, 0.0, 0.0, 1.0, True)
+    a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    finite = np.isfinite(a) & np.isfinite(e)
+    # Infinities count as equal where they agree in sign, NaN where both have it.
+    special_equal = np.array_equal(a[~finite], e[~finite], equal_nan=True)
+    difference = float(np.max(np.abs(a - e), where=finite, initial=0.0))
+    scale = float(np.max(np.abs(e), where=np.isfinite(e), initial=0.0))
+    relative = difference / scale if scale > 0 else difference
+    mismatch = "" if special_equal else "has NaN or infinity where the reference has not"
+    if not np.issubdtype(expected.dtype, np.inexact):
+        count = int(np.count_nonzero(actual != expected))
+        mismatch = f"differs in {count} of {actual.size} integers"
+    norms = float(np.linalg.norm(a[finite]) * np.linalg.norm(e[finite]))
+    cosine = float(a[finite] @ e[finite]) / norms if norms > 0 else float(difference == 0)
+    return Difference(name, difference, relative, cosine, False, mismatch)
