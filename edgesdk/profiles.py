@@ -1,0 +1,213 @@
+"""Target profiles: what a model is compiled for, one TOML file per target, complete in itself.
+
+The shipped profiles stand in `targets/`; a user's own in `targets/` of the configuration folder, or
+anywhere when given as a path. docs/targets.md explains every key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgesdk.errors import ConfigError, UsageError
+from edgesdk.resources import config_folder, data_folder
+from edgesdk.settings import check_table, load_toml, suggestion
+
+# On a 64-bit kernel /proc/cpuinfo has the 64-bit names even where the programs are 32-bit
+# (Raspberry Pi OS 32-bit runs on a 64-bit kernel on Pi 4). Armv8 Advanced SIMD holds all of these.
+_IMPLIED_FEATURES = {"asimd": ("neon", "vfpv3", "vfpv4", "vfpd32", "idiva", "idivt")}
+
+# First part of the triple -> the name that `uname -m` and the ELF header's reader use.
+_MACHINES = (
+    ("aarch64", "aarch64"),
+    ("arm64", "aarch64"),
+    ("arm", "arm"),
+    ("thumb", "arm"),
+    ("x86_64", "x86_64"),
+    ("riscv64", "riscv64"),
+)
+
+
+@dataclass(frozen=True)
+class CpuInfo:
+    """The CPU as the schedule templates see it.
+
+    Cache sizes are what one core can reach (a shared cache counts whole), 0 = there is none.
+    `vector_bits` and `vector_registers` are the width and number of the registers that the
+    target's mcpu and mattr allow.
+    """
+
+    cores: int
+    l1d_kib: int
+    l2_kib: int
+    vector_bits: int
+    vector_registers: int
+    l3_kib: int = 0
+    cache_line_bytes: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("cores", "l1d_kib", "vector_bits", "vector_registers", "cache_line_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name.replace('_', '-')} is {getattr(self, name)}, must be > 0")
+        for name in ("l2_kib", "l3_kib"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name.replace('_', '-')} is {getattr(self, name)}, must be >= 0")
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the device promises, and so what a library built for it may need.
+
+    `machine`: what `uname -m` may print. `libc_version`: the oldest libc among such devices, which
+    the audit enforces. `cpu_features`: names as /proc/cpuinfo prints them. `libraries`: the sonames
+    that a library may need.
+    """
+
+    os: Literal["linux"]
+    machine: tuple[str, ...]
+    cpu_features: tuple[str, ...]
+    libraries: tuple[str, ...]
+    libc: Literal["glibc", "musl"] | None = None
+    libc_version: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.machine:
+            raise ValueError("machine is empty")
+        if self.libc_version is not None and not re.fullmatch(r"\d+(\.\d+)+", self.libc_version):
+            raise ValueError(f"libc-version is {self.libc_version!r}, not like '2.36'")
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """How a result runs on another machine: `qemu-<qemu> -cpu <cpu>` in user mode."""
+
+    qemu: str
+    cpu: str
+
+
+@dataclass(frozen=True)
+class TargetProfile:
+    """A target. `tvm` is the [tvm] table, which goes to tvm.target.Target untouched."""
+
+    name: str
+    description: str
+    toolchain: str
+    tvm: dict[str, Any]
+    cpu: CpuInfo
+    contract: Contract
+    emulator: Emulator | None = None
+    path: Path | None = None
+
+    @property
+    def triple(self) -> str:
+        """The triple of the CPU that runs the library: that of the `host` table if there is one."""
+        return str(_cpu_table(self.tvm)["mtriple"])
+
+    @property
+    def machine(self) -> str:
+        """The architecture of the ELF file: "aarch64", "arm", "x86_64" or "riscv64"."""
+        return machine_of(self.triple)
+
+
+@dataclass(frozen=True)
+class _ThisMachine:
+    """A profile whose numbers are found at run time (`detect = true`)."""
+
+    description: str
+    toolchain: str
+    detect: Literal[True]
+
+
+def load_target(name: str) -> TargetProfile:
+    """Returns the target `name`: a profile's name, or the path of a .toml file.
+
+    A user's own profile wins over a shipped one of the same name. Raises UsageError for an unknown
+    name (its hint has the nearest one), ConfigError for a file that is wrong.
+    """
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UsageError(
+                f"there is no target profile {name!r}",
+                hint="give an existing .toml file, or a name from `edgesdk targets`",
+            )
+        return _load_profile(path)
+    files = _profile_files()
+    if name not in files:
+        raise UsageError(
+            f"unknown target {name!r}",
+            hint=suggestion(name, files, otherwise="see `edgesdk targets` for the known ones"),
+        )
+    return _load_profile(files[name])
+
+
+def target_names() -> list[str]:
+    """Returns the names that `load_target` knows, sorted, with "local" first."""
+    return sorted(_profile_files(), key=lambda name: (name != "local", name))
+
+
+def machine_of(triple: str) -> str:
+    """Returns the ELF machine of `triple`, e.g. "arm" for "armv7l-linux-gnueabihf".
+
+    Raises ConfigError for an architecture that edgesdk does not know.
+    """
+    for start, machine in _MACHINES:
+        if triple.startswith(start):
+            return machine
+    raise ConfigError(
+        f"edgesdk does not know the architecture of {triple!r}",
+        hint="use a triple such as 'aarch64-linux-gnu'",
+    )
+
+
+def missing_cpu_features(required: Iterable[str], present: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of `required` that a device does not have; both as /proc/cpuinfo names them."""
+    have = set(present)
+    for feature, implied in _IMPLIED_FEATURES.items():
+        if feature in have:
+            have.update(implied)
+    return tuple(feature for feature in required if feature not in have)
+
+
+def _profile_files() -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for folder in (data_folder("targets"), config_folder() / "targets"):
+        files |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return files
+
+
+def _load_profile(path: Path) -> TargetProfile:
+    data = load_toml(path)
+    if "detect" in data:
+        from edgesdk.host import detect_host  # only here: it reads /proc and /sys
+
+        wanted = check_table(data, _ThisMachine, where=str(path))
+        host = detect_host()
+        return TargetProfile(
+            name=path.stem,
+            description=f"{wanted.description}: {host.cpu_name}",
+            toolchain=wanted.toolchain,
+            tvm=host.tvm,
+            cpu=host.cpu,
+            contract=host.contract,
+            path=path,
+        )
+    given = {"name": path.stem, "path": path}
+    profile = check_table(data, TargetProfile, where=str(path), given=given)
+    if not isinstance(profile.tvm.get("kind"), str):
+        raise ConfigError(f"{path}: the key 'tvm.kind' is missing", hint='add kind = "llvm"')
+    if not isinstance(_cpu_table(profile.tvm).get("mtriple"), str):
+        raise ConfigError(
+            f"{path}: the key 'tvm.mtriple' is missing",
+            hint='add mtriple = "aarch64-linux-gnu", or a [tvm.host] table that has one',
+        )
+    machine_of(profile.triple)
+    return profile
+
+
+def _cpu_table(tvm: dict[str, Any]) -> dict[str, Any]:
+    host = tvm.get("host")
+    return host if isinstance(host, dict) else tvm

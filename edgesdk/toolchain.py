@@ -1,0 +1,343 @@
+"""Toolchains: with what C and C++ are compiled and linked for a target, one TOML file each.
+
+The flags that every toolchain takes stand here; what differs stands in `toolchains/*.toml`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgesdk.errors import CompileError, ConfigError, ToolMissingError
+from edgesdk.proc import CommandResult, run_command
+from edgesdk.profiles import TargetProfile, machine_of
+from edgesdk.resources import config_folder, data_folder
+from edgesdk.settings import check_table, load_toml, suggestion
+
+# Zig builds its C and C++ libraries on first use: 80 s and more on two cores.
+_COMPILE_LIMIT_S = 900.0
+_TOOL_LIMIT_S = 60.0
+
+_COMPILE_FLAGS = (
+    "-O2",
+    "-DNDEBUG",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-Wall",
+)
+_CXX_FLAGS = ("-std=c++17", "-fvisibility-inlines-hidden")
+_LINK_FLAGS = (
+    "-Wl,--gc-sections",
+    "-Wl,--as-needed",
+    "-Wl,-z,noexecstack",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-Wl,-z,defs",
+)
+
+# What a linker says before "collect2: error: ld returned 1 exit status", which explains nothing.
+_LINKER_MARKS = (
+    "undefined reference",
+    "undefined symbol",
+    "cannot find",
+    "No space left",
+    "error:",
+)
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """One set of commands; "{python}" is this Python, an empty `strip` means nothing to strip."""
+
+    cc: tuple[str, ...]
+    cxx: tuple[str, ...]
+    strip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What to install when the commands are missing."""
+
+    apt: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A toolchain file. `compilers` holds alternatives, of which the first installed one is used.
+
+    `machine` is the ELF machine it builds for ("native": that of this machine), `sysroot` the
+    folder with the target's C library for `qemu -L`, `python_module` a module the commands need.
+    """
+
+    name: str
+    description: str
+    machine: str
+    compilers: tuple[Compilers, ...]
+    packages: Packages
+    compile_flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    sysroot: str | None = None
+    python_module: str | None = None
+    path: Path | None = field(default=None, compare=False)
+
+    def require(self, machine: str | None = None) -> Compilers:
+        """Returns the commands to use.
+
+        Raises ToolMissingError naming the package when none is installed, and ConfigError when
+        `machine`, the ELF machine that is wanted, is not what this toolchain builds for.
+        """
+        if machine is not None and machine != self.builds_for:
+            raise ConfigError(
+                f"the toolchain {self.name!r} builds for {self.builds_for}, not for {machine}",
+                hint=f"set another toolchain in the profile, e.g. 'zig-{machine}'",
+            )
+        for candidate in self.compilers:
+            found = Compilers(
+                cc=_with_python(candidate.cc),
+                cxx=_with_python(candidate.cxx),
+                strip=_with_python(candidate.strip),
+            )
+            if all(shutil.which(c[0]) for c in (found.cc, found.cxx, found.strip) if c) and (
+                self.python_module is None or importlib.util.find_spec(self.python_module)
+            ):
+                return found
+        wanted = self.python_module or " or ".join(c.cxx[0] for c in self.compilers)
+        raise ToolMissingError(
+            f"the toolchain {self.name!r} needs {wanted}, which is not installed",
+            hint=self.install_command,
+        )
+
+    @property
+    def builds_for(self) -> str:
+        """The ELF machine: "aarch64", "arm" or "x86_64"."""
+        return machine_of(platform.machine()) if self.machine == "native" else self.machine
+
+    @property
+    def install_command(self) -> str:
+        """The command that installs it."""
+        if self.packages.apt:
+            return apt_command(*self.packages.apt)
+        return f"pip install {shlex.join(self.packages.pip)}"
+
+    def compile_object(
+        self,
+        source: Path,
+        output: Path,
+        *,
+        include: Sequence[Path] = (),
+        defines: Mapping[str, str] | None = None,
+        flags: Sequence[str] = (),
+    ) -> Path:
+        """Compiles `source` (C for .c and .S, else C++17) into the object `output`.
+
+        A define with an empty value becomes `-DNAME`. Raises ToolMissingError, or CompileError with
+        the compiler's first error.
+        """
+        tools = self.require()
+        is_c = source.suffix in (".c", ".S", ".s")
+        command = [*(tools.cc if is_c else tools.cxx), *_COMPILE_FLAGS]
+        command += [] if is_c else _CXX_FLAGS
+        command += self.compile_flags
+        # No path of this machine in the product: __FILE__ is relative to its folder.
+        command += [f"-ffile-prefix-map={folder}/=" for folder in (source.parent, *include)]
+        command += [f"-I{folder}" for folder in include]
+        command += [
+            f"-D{name}={value}" if value else f"-D{name}" for name, value in (defines or {}).items()
+        ]
+        command += [*flags, "-c", str(source)]
+        self._build(command, output, f"compile {source.name}")
+        return output
+
+    def link_shared(
+        self,
+        objects: Sequence[Path],
+        output: Path,
+        *,
+        soname: str,
+        version_script: Path | None = None,
+        libraries: Sequence[str] = ("m", "dl", "pthread"),
+        flags: Sequence[str] = (),
+    ) -> Path:
+        """Links `objects` into the shared library `output`; a symbol left undefined is an error.
+
+        Without `version_script`, what the C++ library exports is exported again: give one. Raises
+        ToolMissingError, or CompileError with the linker's first error.
+        """
+        extra = ["-shared", f"-Wl,-soname,{soname}"]
+        if version_script is not None:
+            extra.append(f"-Wl,--version-script={version_script}")
+        return self._link([*extra, *flags], objects, output, libraries)
+
+    def link_executable(
+        self,
+        objects: Sequence[Path],
+        output: Path,
+        *,
+        libraries: Sequence[str] = ("m", "dl", "pthread"),
+        flags: Sequence[str] = (),
+    ) -> Path:
+        """Links `objects` into the position independent executable `output`.
+
+        Raises ToolMissingError, or CompileError with the linker's first error.
+        """
+        return self._link(["-pie", *flags], objects, output, libraries)
+
+    def strip(self, path: Path) -> None:
+        """Removes the symbols that running does not need from `path`, in place.
+
+        Raises ToolMissingError or CompileError.
+        """
+        command = self.require().strip
+        if not command:  # its link flags leave them out at once
+            return
+        argv = [*command, "--strip-unneeded", str(path)]
+        result = run_command(argv, timeout_s=_TOOL_LIMIT_S, env={"LC_ALL": "C"})
+        if not result.ok:
+            raise _failure(result, f"strip {path.name}")
+
+    def fingerprint(self) -> str:
+        """Returns 16 hex digits that change with the compiler's version and with every flag."""
+        tools = self.require()
+        parts = (
+            _version_line(tools.cc),
+            _version_line(tools.cxx),
+            *tools.cc,
+            *tools.cxx,
+            *_COMPILE_FLAGS,
+            *_CXX_FLAGS,
+            *_LINK_FLAGS,
+            *self.compile_flags,
+            *self.link_flags,
+        )
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def version(self) -> str:
+        """Returns the first line that the C++ compiler prints for --version."""
+        return _version_line(self.require().cxx)
+
+    def _link(
+        self,
+        flags: Sequence[str],
+        objects: Sequence[Path],
+        output: Path,
+        libraries: Sequence[str],
+    ) -> Path:
+        command = [*self.require().cxx, *_LINK_FLAGS, *self.link_flags, *flags]
+        command += [*map(str, objects), *(f"-l{library}" for library in libraries)]
+        self._build(command, output, f"link {output.name}")
+        return output
+
+    def _build(self, command: list[str], output: Path, what: str) -> None:
+        # To a name beside it, then renamed: whoever finds `output` finds it whole.
+        partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
+        try:
+            result = run_command(
+                [*command, "-o", str(partial)], timeout_s=_COMPILE_LIMIT_S, env={"LC_ALL": "C"}
+            )
+            if not result.ok:
+                raise _failure(result, what)
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def load_toolchain(name: str) -> Toolchain:
+    """Returns the toolchain `name` from `toolchains/` or that folder of the user's configuration.
+
+    Raises ConfigError when there is none, or when its file is wrong.
+    """
+    files: dict[str, Path] = {}
+    for folder in (data_folder("toolchains"), config_folder() / "toolchains"):
+        files |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    if name not in files:
+        raise ConfigError(
+            f"unknown toolchain {name!r}",
+            hint=suggestion(name, files, otherwise=f"known toolchains: {', '.join(files)}"),
+        )
+    path = files[name]
+    toolchain = check_table(
+        load_toml(path), Toolchain, where=str(path), given={"name": name, "path": path}
+    )
+    commands = [c for option in toolchain.compilers for c in (option.cc, option.cxx)]
+    if not commands or not all(commands):
+        raise ConfigError(
+            f"{path}: a compiler command is empty",
+            hint='write e.g. cxx = ["aarch64-linux-gnu-g++"]',
+        )
+    return toolchain
+
+
+def emulator_command(profile: TargetProfile, toolchain: Toolchain) -> tuple[str, ...]:
+    """Returns what to put before a program of `profile` to run it here under qemu's user mode.
+
+    Raises ConfigError when the profile has no emulator, ToolMissingError when qemu or the target's
+    C library is not installed.
+    """
+    if profile.emulator is None:
+        raise ConfigError(
+            f"the target {profile.name!r} has no [emulator]", hint="run it on a device instead"
+        )
+    program = find_qemu(profile.emulator.qemu)
+    if program is None:
+        raise ToolMissingError(
+            f"qemu-{profile.emulator.qemu} is not installed", hint=apt_command("qemu-user-static")
+        )
+    command: tuple[str, ...] = (program, "-cpu", profile.emulator.cpu)
+    if toolchain.sysroot is None:
+        return command
+    if not Path(toolchain.sysroot).is_dir():
+        raise ToolMissingError(
+            f"the C library of {profile.name} is not in {toolchain.sysroot}",
+            hint=apt_command(f"libc6-{'armhf' if profile.machine == 'arm' else 'arm64'}-cross"),
+        )
+    return (*command, "-L", toolchain.sysroot)
+
+
+def find_qemu(name: str) -> str | None:
+    """Returns the path of qemu's user mode emulator for `name` ("aarch64", "arm"), or None."""
+    # Debian's qemu-user-static calls it qemu-aarch64-static, qemu-user and others qemu-aarch64.
+    return shutil.which(f"qemu-{name}-static") or shutil.which(f"qemu-{name}")
+
+
+def apt_command(*packages: str) -> str:
+    """Returns the command that installs Debian `packages`, for the present user."""
+    return ("" if os.geteuid() == 0 else "sudo ") + f"apt-get install {shlex.join(packages)}"
+
+
+@functools.lru_cache
+def _version_line(command: tuple[str, ...]) -> str:
+    result = run_command([*command, "--version"], timeout_s=_TOOL_LIMIT_S, env={"LC_ALL": "C"})
+    if not result.ok:
+        raise ToolMissingError(
+            f"{shlex.join(command)} does not start: {result.last_line()}", hint="edgesdk doctor"
+        )
+    return result.stdout_text.partition("\n")[0].strip()
+
+
+def _with_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sys.executable if word == "{python}" else word for word in command)
+
+
+def _failure(result: CommandResult, what: str) -> CompileError:
+    lines = [line.strip() for line in result.stderr_text.splitlines()]
+    telling = (
+        line
+        for line in lines
+        if any(mark in line for mark in _LINKER_MARKS) and not line.startswith("collect2:")
+    )
+    reason = next(telling, None) or result.last_line()
+    return CompileError(
+        f"cannot {what}: {reason}", hint=f"see it all with: {shlex.join(result.argv)}"
+    )
