@@ -6,6 +6,7 @@ Each reads or writes bundles. The command line only parses and prints.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,15 +62,17 @@ def compile(
     progress("importing")
     imported = import_model(path, shapes=shapes)
     destination = Path(output) if output else Path("bundles") / f"{imported.name}-{profile.name}"
-    with staged_folder(destination) as staging:
-        build = staging / ".build"
-        build.mkdir()
+    with (
+        staged_folder(destination) as staging,
+        tempfile.TemporaryDirectory(prefix=".build.", dir=staging.parent) as temporary,
+    ):
+        build = Path(temporary)
         build_id = _build_id(imported, profile, precision)
         compiled = compile_model(
             imported, profile, build=build, build_id=build_id, progress=progress
         )
         check_contract(audit_library(compiled.library), profile)
-        _fill(staging, imported, profile, compiled, build, precision, verify, progress)
+        _fill(staging, imported, profile, compiled, precision, verify, progress)
     from edgesdk.bundle import open_bundle
 
     return open_bundle(destination)
@@ -80,14 +83,12 @@ def _fill(
     imported: ImportedModel,
     profile: TargetProfile,
     compiled: CompiledModel,
-    build: Path,
     precision: str,
     verify: bool,
     progress: Callable[[str], None],
 ) -> None:
     """Computes the golden outputs, passes the gate, and writes the bundle's files."""
     import dataclasses
-    import shutil
 
     from edgesdk.bundle.manifest import ContractInfo, Manifest, TensorInfo, VerificationInfo
     from edgesdk.bundle.writer import write_bundle
@@ -162,7 +163,6 @@ def _fill(
         golden_inputs=golden_inputs,
         golden_outputs=list(ordered.values()),
     )
-    shutil.rmtree(build)
 
 
 def _build_id(imported: ImportedModel, profile: TargetProfile, precision: str) -> str:

@@ -49,7 +49,11 @@ def check_symbols(path: Path) -> None:
 
     with path.open("rb") as stream:
         table = ELFFile(stream).get_section_by_name(".symtab")
-        names = [symbol.name for symbol in table.iter_symbols()]
+        names = [
+            symbol.name
+            for symbol in table.iter_symbols()
+            if symbol.entry["st_info"]["bind"] != "STB_LOCAL"
+        ]
     foreign = sorted(
         n
         for n in names
