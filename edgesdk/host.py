@@ -55,9 +55,14 @@ _AARCH64_FEATURES = {
 
 @dataclass(frozen=True)
 class HostInfo:
-    """This machine: the CPU's name, and the three tables of a target profile."""
+    """This machine: the CPU's name, and the three tables of a target profile.
+
+    `cpu_features` is all that every core has as /proc/cpuinfo names it; `contract` lists only those
+    that code for the target `local` may use.
+    """
 
     cpu_name: str
+    cpu_features: frozenset[str]
     tvm: dict[str, Any]
     cpu: CpuInfo
     contract: Contract
@@ -78,10 +83,12 @@ def detect_host(
     cpuinfo = cpuinfo or _PROC_CPUINFO.read_text(encoding="utf-8", errors="replace")
     # All cores: a feature that one core of a mixed system lacks must not be used.
     if machine == "x86_64":
-        tvm, used, vector_bits, registers = _x86_target(_features(cpuinfo, "flags"))
+        features = _features(cpuinfo, "flags")
+        tvm, used, vector_bits, registers = _x86_target(features)
         loader = "ld-linux-x86-64.so.2"
     elif machine == "aarch64":
-        tvm, used, vector_bits, registers = _aarch64_target(_features(cpuinfo, "Features"))
+        features = _features(cpuinfo, "Features")
+        tvm, used, vector_bits, registers = _aarch64_target(features)
         loader = "ld-linux-aarch64.so.1"
     else:
         raise ConfigError(
@@ -92,6 +99,7 @@ def detect_host(
     libc, libc_version = _libc()
     return HostInfo(
         cpu_name=_cpu_name(cpuinfo, machine),
+        cpu_features=features,
         tvm={**tvm, "num-cores": cores},
         cpu=CpuInfo(
             cores=cores,
