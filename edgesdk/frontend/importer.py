@@ -1,0 +1,126 @@
+"""import_model: an ONNX file becomes a static Relax module, or one clear error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgesdk.frontend.model import ImportedModel, TensorSpec, ValueHint
+
+if TYPE_CHECKING:
+    from edgesdk.frontend.graph import Graph, Value
+
+
+def import_model(path: Path, *, shapes: Mapping[str, Sequence[int]] | None = None) -> ImportedModel:
+    """Reads an ONNX model and returns it with static shapes, repaired, as Relax.
+
+    `shapes` fixes the dimensions that the model leaves open, by the model's own input names or
+    their safe identifiers. A batch dimension that is left open becomes 1, and `repairs` says so.
+
+    Raises UsageError for a missing file and for shapes that are unknown, contradict the model or
+    are still needed; ModelError for a file that is no sound ONNX model; UnsupportedModelError,
+    with every node concerned, when something in it cannot be compiled.
+    """
+    from edgesdk.frontend.emit import emit_module
+    from edgesdk.frontend.load import load_onnx
+    from edgesdk.frontend.optimise import optimise
+    from edgesdk.frontend.shapes import fix_inputs
+    from edgesdk.frontend.walk import Walker
+
+    path = Path(path)
+    loaded = load_onnx(path)
+    source_proto, opset, sha256 = loaded.proto, loaded.opset, loaded.sha256
+    fixed = fix_inputs(source_proto, set(loaded.weights), shapes or {})
+    walker = Walker(loaded)
+    graph = walker.walk(fixed.values)
+    output_names = [o.name for o in source_proto.graph.output]
+    del loaded, source_proto, walker.model
+    optimise(graph)
+    names = _identifiers(graph, list(fixed.values), output_names)
+    inputs = tuple(
+        _spec(name, names[id(v)], v) for name, v in zip(fixed.values, graph.inputs, strict=True)
+    )
+    outputs = tuple(
+        _spec(name, identifier, v)
+        for name, identifier, v in zip(
+            output_names, _output_identifiers(output_names, names), graph.outputs, strict=True
+        )
+    )
+    hints = {name: walker.hints[id(v)] for name, v in fixed.values.items() if id(v) in walker.hints}
+    return ImportedModel(
+        name=identifier(path.stem),
+        module=emit_module(graph, names),
+        inputs=inputs,
+        outputs=outputs,
+        source=path,
+        sha256=sha256,
+        opset=opset,
+        shapes={s.name: s.shape for s in inputs},
+        repairs=(*fixed.assumed, *_repair_lines(walker.notes)),
+        hints=hints,
+    )
+
+
+def identifier(name: str) -> str:
+    """Returns `name` as a C identifier: letters, digits and underscores, no digit first."""
+    safe = re.sub(r"[^0-9A-Za-z_]", "_", name)
+    safe = re.sub(r"_{2,}", "_", safe).strip("_") or "value"
+    return f"v{safe}" if safe[0].isdigit() else safe
+
+
+# Words that C, C++ or Python keep for themselves; CUDA and OpenCL sources are C.
+_KEYWORDS = (
+    "alignas alignof and asm auto bool break case catch char class const constexpr continue"
+    " default delete do double else enum explicit export extern false float for friend goto half"
+    " if in inline int kernel lambda long main mutable namespace new not operator or private"
+    " protected public register return short signed sizeof static struct switch template this"
+    " throw true try typedef typename union unsigned using virtual void volatile while xor"
+    " def from global import is None pass raise with yield True False"
+)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    base = identifier(name)
+    base = f"{base}_" if base in _KEYWORDS.split() else base
+    result, count = base, 1
+    while result in taken:
+        count += 1
+        result = f"{base}_{count}"
+    taken.add(result)
+    return result
+
+
+def _identifiers(graph: Graph, inputs: list[str], outputs: list[str]) -> dict[int, str]:
+    """Gives every value an identifier of its own, the inputs and outputs first."""
+    taken: set[str] = set()
+    names: dict[int, str] = {}
+    for name, value in zip(inputs, graph.inputs, strict=True):
+        names[id(value)] = _unique(name, taken)
+    for name, value in zip(outputs, graph.outputs, strict=True):
+        names.setdefault(id(value), _unique(name, taken))
+    for node in graph.nodes:
+        for value in node.outputs:
+            if id(value) not in names:
+                names[id(value)] = _unique(value.label, taken)
+    return names
+
+
+def _output_identifiers(outputs: list[str], names: dict[int, str]) -> list[str]:
+    taken: set[str] = set()
+    return [_unique(name, taken) for name in outputs]
+
+
+def _spec(name: str, safe: str, value: Value) -> TensorSpec:
+    return TensorSpec(name, safe, value.shape, value.dtype.name)
+
+
+def _repair_lines(notes: Mapping[tuple[str, str], int]) -> list[str]:
+    return [
+        f"{kind} x{count}: {text}" if count > 1 else f"{kind}: {text}"
+        for (kind, text), count in sorted(notes.items())
+    ]
+
+
+__all__ = ["ImportedModel", "TensorSpec", "ValueHint", "identifier", "import_model"]
