@@ -7,7 +7,6 @@ stands below `work_dir`, the only folder on the device that edgesdk writes to.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import posixpath
 import signal
@@ -25,6 +24,18 @@ CHUNK_BYTES = 1 << 20
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that the current transfer has moved so far."""
+
+# For shell scripts on the device: sets `sum` to the SHA-256 of a file; fails where no program of
+# the system can (not every one has sha256sum).
+HASH_OF = """
+hash_of() {
+    for tool in sha256sum 'busybox sha256sum' 'toybox sha256sum' \\
+            'openssl dgst -sha256 -r' 'shasum -a 256'; do
+        if sum=$($tool <"$1" 2>/dev/null); then sum=${sum%% *}; return 0; fi
+    done
+    return 1
+}
+"""
 
 
 class DeviceTimeoutError(DeviceError):
@@ -99,7 +110,8 @@ class Transport(Protocol):
 
         It is written beside its place under another name, checked by SHA-256 on the device, and
         renamed; so a running program keeps the old file and nobody sees half of one. Raises
-        DeviceError when the device cannot take it (disk full, read-only, no permission).
+        DeviceError when the device cannot take it (disk full, read-only, no permission), UsageError
+        when there is no file `local`.
         """
 
     def download(self, remote: str, local: Path) -> None:
@@ -162,12 +174,6 @@ def end_process_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of the file `path` on this machine, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def size_text(size_bytes: int) -> str:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edgesdk.bundle import file_sha256
 from edgesdk.deploy.transport.base import (
     CHUNK_BYTES,
     DeviceTimeoutError,
@@ -19,12 +20,11 @@ from edgesdk.deploy.transport.base import (
     Transport,
     absolute_path,
     end_process_group,
-    sha256_of,
     size_text,
     start_on_socket,
 )
 from edgesdk.devices import Device
-from edgesdk.errors import DeviceError, ToolMissingError
+from edgesdk.errors import DeviceError, ToolMissingError, UsageError
 from edgesdk.proc import CommandResult, CommandTimeout, run_command
 from edgesdk.resources import cache_folder
 
@@ -76,6 +76,8 @@ class LocalTransport(Transport):
         executable: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        if not local.is_file():
+            raise UsageError(f"{local} is not a file")
         target = Path(absolute_path(self._work_dir, remote))
         with self._explained(f"{local.name} to {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +174,7 @@ def _copy(source: Path, target: Path, progress: Progress | None) -> None:
                     progress(done)
             writer.flush()
             os.fsync(writer.fileno())
-        if sha256_of(Path(temporary)) != sha256_of(source):
+        if file_sha256(Path(temporary)) != file_sha256(source):
             raise OSError(errno.EIO, "the copy differs from the original")
         Path(temporary).chmod(0o644)
         Path(temporary).replace(target)

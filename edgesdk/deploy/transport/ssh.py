@@ -6,55 +6,36 @@ import contextlib
 import os
 import posixpath
 import secrets
-import shlex
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
+from edgesdk.bundle import file_sha256
 from edgesdk.deploy.transport.base import (
+    HASH_OF,
     DeviceTimeoutError,
     Progress,
     Stream,
     Transport,
     absolute_path,
-    sha256_of,
     size_text,
 )
-from edgesdk.deploy.transport.ssh_connect import Connection, connect
+from edgesdk.deploy.transport.ssh_session import SMALL_TIMEOUT_S, SshSession, SshStream
 from edgesdk.devices import Device
-from edgesdk.errors import DeviceError, DeviceUnreachableError
+from edgesdk.errors import DeviceError, DeviceUnreachableError, UsageError
 from edgesdk.proc import CommandResult
 
 if TYPE_CHECKING:
     import paramiko
 
-_SMALL_TIMEOUT_S = 30.0  # for our own little shell scripts on the device
 _HASH_TIMEOUT_S = 600.0  # hashing and syncing a large file on a slow card
+_READ_TIMEOUT_S = 24 * 3600.0  # of a file of any size; a dead connection is noticed long before
 _SFTP_WRITE_BYTES = 32_768  # what every SFTP server must take in one request
 
-# Starts every program. $1 is this text itself, $2 a token that ends whatever the user's shell
-# start-up files print, the rest the program. The line on standard error tells the process group,
-# through which a program is ended with its children. OpenSSH gives each command a group of its own;
-# where a server does not (`kill -0` on the group fails), setsid makes one. No `exec` at the end:
-# paramiko does not hear of signals, but the shell turns them into exit codes above 128.
-_START = (
-    'kill -0 -$$ 2>/dev/null || exec setsid sh -c "$1" "$0" "$@"; '
-    'printf "%s\\n" "$2"; printf "%s %s\\n" "$2" $$ >&2; shift 2; "$@"; exit $?'
-)
-
 # $1: the final path, $2: the temporary file, $3: its SHA-256 ("" = checked already), $4: mode.
-# Not every system has sha256sum, and not every `sync` takes a file.
-_FINISH_UPLOAD = """
-hash_of() {
-    for tool in sha256sum 'busybox sha256sum' 'toybox sha256sum' \\
-            'openssl dgst -sha256 -r' 'shasum -a 256'; do
-        if sum=$($tool <"$1" 2>/dev/null); then sum=${sum%% *}; return 0; fi
-    done
-    return 1
-}
+# Not every `sync` takes a file.
+_FINISH_UPLOAD = f"""{HASH_OF}
 if [ -n "$3" ]; then
     hash_of "$2" || exit 66
     [ "$sum" = "$3" ] || exit 65
@@ -82,9 +63,7 @@ class SshTransport(Transport):
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._connection: Connection = connect(device)
-        self._sftp: paramiko.SFTPClient | None = None
-        self._has_sftp = True
+        self._session = SshSession(device)
         try:
             self._work_dir = self._find_work_dir()
         except BaseException:
@@ -102,11 +81,9 @@ class SshTransport(Transport):
     def run(
         self, argv: Sequence[str], *, timeout_s: float, input_bytes: bytes | None = None
     ) -> CommandResult:
-        def feed(write: Callable[[bytes], None]) -> None:
-            if input_bytes:
-                write(input_bytes)
-
-        return self._run(argv, timeout_s=timeout_s, feed=feed)
+        return self._session.run(
+            argv, timeout_s=timeout_s, feed=lambda write: write(input_bytes or b"")
+        )
 
     def upload(
         self,
@@ -116,6 +93,8 @@ class SshTransport(Transport):
         executable: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        if not local.is_file():
+            raise UsageError(f"{local} is not a file")
         target = absolute_path(self._work_dir, remote)
         folder, base = posixpath.split(target)
         temporary = posixpath.join(folder, f".{base}.{secrets.token_hex(4)}.part")
@@ -142,15 +121,13 @@ class SshTransport(Transport):
             raise
 
     def open_stream(self, argv: Sequence[str]) -> Stream:
-        return _SshStream(self, *self._start(argv))
+        return SshStream(self._session, *self._session.start(argv))
 
     def close(self) -> None:
-        self._connection.close()
-
-    # Programs
+        self._session.close()
 
     def _find_work_dir(self) -> str:
-        result = self.run(["sh", "-c", 'printf %s "$HOME"'], timeout_s=_SMALL_TIMEOUT_S)
+        result = self.run(["sh", "-c", 'printf %s "$HOME"'], timeout_s=SMALL_TIMEOUT_S)
         home = result.stdout_text
         folder = self._device.work_dir
         folder = folder.removeprefix("~/") if folder.startswith("~/") else folder
@@ -161,104 +138,15 @@ class SshTransport(Transport):
             )
         return absolute_path(home or "/", folder)
 
-    def _shell(self, script: str, *args: str, timeout_s: float = _SMALL_TIMEOUT_S) -> CommandResult:
+    def _shell(self, script: str, *args: str, timeout_s: float = SMALL_TIMEOUT_S) -> CommandResult:
         return self.run(["sh", "-c", script, "edgesdk", *args], timeout_s=timeout_s)
 
-    def _run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        feed: Callable[[Callable[[bytes], None]], None],
-        sink: Callable[[bytes], None] | None = None,
-    ) -> CommandResult:
-        """Runs `argv`; `feed` gets a function that writes to its input, `sink` its output."""
-        deadline = time.monotonic() + timeout_s
-        stdout, stderr = bytearray(), bytearray()
-        channel, group, first_out, first_err = self._start(argv)
-        sink = sink or stdout.extend
-        with contextlib.closing(channel):
-            errors = threading.Thread(
-                target=_collect, args=(channel.recv_stderr, stderr), daemon=True
-            )
-            inputs = threading.Thread(target=_feed, args=(channel, feed), daemon=True)
-            try:
-                stderr += first_err
-                sink(first_out)
-                errors.start()
-                inputs.start()
-                while chunk := _before(deadline, channel, lambda: channel.recv(1 << 17)):
-                    sink(chunk)
-                errors.join(max(0.0, deadline - time.monotonic()))
-                channel.status_event.wait(max(0.0, deadline - time.monotonic()))
-                if errors.is_alive() or not channel.status_event.is_set():
-                    raise TimeoutError
-            except TimeoutError:
-                self._end_group(group)
-                raise DeviceTimeoutError(
-                    f"{self.name}: {argv[0]} did not finish within {timeout_s:g} s and was ended"
-                ) from None
-            except BaseException:
-                with contextlib.suppress(DeviceError, DeviceUnreachableError):
-                    self._end_group(group)
-                raise
-            code = channel.exit_status
-        if code < 0:
-            self._check_alive(f"while {argv[0]} ran")
-            raise DeviceError(f"{self.name}: {argv[0]} was ended there by something else")
-        signal_number = code - 128
-        returncode = -signal_number if 1 <= signal_number <= 64 else code
-        return CommandResult(tuple(argv), returncode, bytes(stdout), bytes(stderr))
-
-    def _start(self, argv: Sequence[str]) -> tuple[paramiko.Channel, int, bytes, bytes]:
-        """Starts `argv`. Returns its channel, process group, and output that came along already."""
-        token = f"edgesdk-{secrets.token_hex(8)}"
-        command = shlex.join(["sh", "-c", _START, "sh", _START, token, *argv])
-        with self._alive(f"while starting {argv[0]}"):
-            channel = self._transport.open_session(timeout=self._device.timeout_s)
-            try:
-                channel.settimeout(max(self._device.timeout_s, _SMALL_TIMEOUT_S))
-                channel.exec_command(f"exec {command}")
-                marker = token.encode()
-                err_line, stderr = self._read_past(marker, channel.recv_stderr)
-                _, stdout = self._read_past(marker, channel.recv)
-                return channel, int(err_line), stdout, stderr
-            except BaseException:
-                channel.close()
-                raise
-
-    def _read_past(self, marker: bytes, receive: Callable[[int], bytes]) -> tuple[bytes, bytes]:
-        """Returns the rest of the line with `marker`, and what follows that line."""
-        data = b""
-        while True:
-            _, found, after = data.partition(marker)
-            if found and b"\n" in after:
-                line, _, rest = after.partition(b"\n")
-                return line, rest
-            chunk = receive(4096)
-            if not chunk:
-                self._check_alive("while a program was being started")
-                said = data.decode("utf-8", "replace").strip() or "it said nothing"
-                raise DeviceError(
-                    f"{self.name}: the login shell starts no program: {said.splitlines()[-1]}",
-                    hint="edgesdk needs a POSIX shell, and setsid where the SSH server is Dropbear",
-                )
-            data += chunk
-
-    def _end_group(self, group: int) -> None:
-        """Ends all processes of the group; returns when the signal is sent."""
-        channel, *_ = self._start(["sh", "-c", f"kill -9 -{group}"])
-        with contextlib.closing(channel):
-            channel.status_event.wait(_SMALL_TIMEOUT_S)
-
-    # Files
-
     def _send(self, local: Path, temporary: str, progress: Progress | None) -> None:
-        sftp = self._open_sftp()
+        sftp = self._session.open_sftp()
         if sftp is None:
             self._send_through_shell(local, temporary, progress)
             return
-        with self._alive(f"while {local.name} was copied"):
+        with self._session.alive(f"while {local.name} was copied"):
             try:
                 self._send_through_sftp(sftp, local, temporary, progress)
             except FileNotFoundError:
@@ -274,7 +162,7 @@ class SshTransport(Transport):
                     hint="check the network; a slow board may want a larger timeout-s",
                 ) from error
             except OSError as error:
-                self._check_alive(f"while {local.name} was copied")
+                self._session.check_alive(f"while {local.name} was copied")
                 raise self._write_error(local, temporary, str(error)) from error
 
     def _send_through_sftp(
@@ -304,12 +192,14 @@ class SshTransport(Transport):
         script = 'mkdir -p "$(dirname "$1")" && cat >"$1"'
         # A tenth of the slowest network in use, so that only a dead one is cut off.
         limit = _HASH_TIMEOUT_S + local.stat().st_size / 10_000
-        result = self._run(["sh", "-c", script, "edgesdk", temporary], timeout_s=limit, feed=feed)
+        result = self._session.run(
+            ["sh", "-c", script, "edgesdk", temporary], timeout_s=limit, feed=feed
+        )
         if not result.ok:
             raise self._write_error(local, temporary, result.last_line())
 
     def _finish_upload(self, local: Path, temporary: str, target: str, mode: str) -> None:
-        wanted = sha256_of(local)
+        wanted = file_sha256(local)
         arguments = [target, temporary, wanted, mode]
         result = self._shell(_FINISH_UPLOAD, *arguments, timeout_s=_HASH_TIMEOUT_S)
         if result.returncode == _NO_HASH_TOOL:
@@ -337,14 +227,13 @@ class SshTransport(Transport):
             copy = Path(folder) / "copy"
             with copy.open("wb") as file:
                 self._fetch(remote, file)
-            return sha256_of(copy)
+            return file_sha256(copy)
 
     def _fetch(self, source: str, file: BinaryIO) -> None:
         """Writes the device's file into `file`. Through `cat`: its exit code vouches for all."""
-        result = self._run(
+        result = self._session.run(
             ["cat", source],
-            timeout_s=24 * 3600.0,
-            feed=lambda write: None,
+            timeout_s=_READ_TIMEOUT_S,
             sink=lambda chunk: (file.write(chunk), None)[1],
         )
         if not result.ok:
@@ -382,149 +271,3 @@ class SshTransport(Transport):
             f"{self.name}: {target} arrived damaged: its SHA-256 is not that of {local.name}",
             hint="try again; if it happens again, the device's disk is failing",
         )
-
-    # The connection
-
-    @property
-    def _transport(self) -> paramiko.Transport:
-        transport = self._connection.transport
-        if transport is None or not transport.is_active():
-            raise DeviceUnreachableError(
-                f"the connection to {self.name} is closed", hint="connect again"
-            )
-        return transport
-
-    def _open_sftp(self) -> paramiko.SFTPClient | None:
-        """Returns the SFTP session, None where the server has no SFTP."""
-        import paramiko
-
-        if self._sftp is None and self._has_sftp:
-            with self._alive("while SFTP was opened"):
-                try:
-                    self._sftp = paramiko.SFTPClient.from_transport(self._transport)
-                except (paramiko.SSHException, EOFError) as error:
-                    # EOFError: Dropbear accepts the request and then has no program for it.
-                    self._check_alive("while SFTP was opened", error)
-                    self._has_sftp = False
-            if self._sftp is not None:
-                self._sftp.get_channel().settimeout(self._device.timeout_s)
-        return self._sftp
-
-    @contextlib.contextmanager
-    def _alive(self, when: str) -> Iterator[None]:
-        """Turns what paramiko raises when a connection breaks into one error."""
-        import paramiko
-
-        try:
-            yield
-        except TimeoutError as error:
-            raise DeviceTimeoutError(
-                f"{self.name} did not answer within {self._device.timeout_s:g} s {when}",
-                hint="the board may be overloaded or hang; a larger timeout-s waits longer",
-            ) from error
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            self._check_alive(when, error)
-            raise DeviceError(f"{self.name}: the SSH server failed {when}: {error}") from error
-
-    def _check_alive(self, when: str, error: BaseException | None = None) -> None:
-        transport = self._connection.transport
-        # The end of the stream is seen a moment before the transport's thread notes that it ended.
-        for _ in range(20):
-            if transport is None or not transport.is_active():
-                raise DeviceUnreachableError(
-                    f"the connection to {self.name} was lost {when}",
-                    hint="did the board restart, or leave the network? try again",
-                ) from error
-            if not isinstance(error, EOFError | OSError):
-                break
-            time.sleep(0.05)
-
-
-class _SshStream(Stream):
-    def __init__(
-        self,
-        owner: SshTransport,
-        channel: paramiko.Channel,
-        group: int,
-        first_out: bytes,
-        first_err: bytes,
-    ) -> None:
-        self._owner = owner
-        self._channel = channel
-        self._group = group
-        self._ahead = first_out
-        self._stderr = bytearray(first_err)
-        threading.Thread(
-            target=_collect, args=(channel.recv_stderr, self._stderr), daemon=True
-        ).start()
-
-    def write(self, data: bytes) -> None:
-        try:
-            self._channel.settimeout(None)
-            self._channel.sendall(data)
-        except OSError as error:
-            self._owner._check_alive("while a program was written to", error)
-            raise DeviceError(f"{self._owner.name}: the program has ended") from error
-
-    def read(self, size: int, *, timeout_s: float) -> bytes:
-        if self._ahead:
-            data, self._ahead = self._ahead[:size], self._ahead[size:]
-            return data
-        self._channel.settimeout(timeout_s)
-        try:
-            data = self._channel.recv(size)
-        except TimeoutError:
-            raise DeviceTimeoutError(
-                f"{self._owner.name}: the program said nothing for {timeout_s:g} s"
-            ) from None
-        if not data:
-            self._owner._check_alive("while a program was read from")
-        return data
-
-    def close_input(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            self._channel.shutdown_write()
-
-    def stderr_text(self) -> str:
-        return bytes(self._stderr).decode("utf-8", "replace")
-
-    def close(self) -> None:
-        if self._channel.closed and self._channel.exit_status >= 0:
-            return
-        with contextlib.suppress(DeviceError, DeviceUnreachableError):  # gone with the connection
-            self._owner._end_group(self._group)
-        self._channel.close()
-
-
-def _before(deadline: float, channel: Any, receive: Callable[[], bytes]) -> bytes:
-    """Calls `receive`, which raises TimeoutError at `deadline` (of time.monotonic)."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    channel.settimeout(left)
-    return receive()
-
-
-def _collect(receive: Callable[[int], bytes], into: bytearray) -> None:
-    """Reads until the end. Runs in a thread, so that neither output can block the other."""
-    while True:
-        try:
-            chunk = receive(1 << 16)
-        except TimeoutError:
-            continue
-        if not chunk:
-            return
-        into.extend(chunk)
-
-
-def _feed(channel: paramiko.Channel, feed: Callable[[Callable[[bytes], None]], None]) -> None:
-    with contextlib.suppress(OSError):  # the program ended without reading everything
-        feed(lambda data: _send_all(channel, data))
-        channel.shutdown_write()
-
-
-def _send_all(channel: paramiko.Channel, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        with contextlib.suppress(TimeoutError):  # the limit is for the whole run, not for a write
-            view = view[channel.send(view[: 1 << 16].tobytes()) :]

@@ -1,0 +1,95 @@
+#!/bin/sh
+# Prints what this device is, one `key=value` a line; edgesdk/deploy/facts.py reads it. Changes
+# nothing. For any POSIX shell (dash, busybox ash, Android's mksh) with grep, sed and df; what cannot
+# be found out is left out. It may come through standard input, so nothing below reads from there.
+#
+# usage: device_facts.sh [WORK_FOLDER]
+
+PATH=$PATH:/sbin:/usr/sbin:/system/bin
+work_folder=${1:-/}
+
+say() {
+    [ -z "$2" ] || printf '%s=%s\n' "$1" "$2"
+}
+
+say_file() {
+    if [ -r "$2" ]; then say "$1" "$(tr -d '\000' <"$2" 2>/dev/null | head -n 1)"; fi
+}
+
+say system "$(uname -s)"
+say machine "$(uname -m)"
+say kernel "$(uname -r)"
+
+say android_sdk "$(getprop ro.build.version.sdk </dev/null 2>/dev/null)"
+say android_release "$(getprop ro.build.version.release </dev/null 2>/dev/null)"
+if [ -r /etc/os-release ]; then
+    sed -n 's/^ID=/os_id=/p; s/^VERSION_ID=/os_version=/p' /etc/os-release | tr -d "\"'"
+fi
+
+# The header of an ELF file of the system tells what programs it runs: a 64-bit kernel may carry a
+# 32-bit system, and then `uname -m` is no help.
+for program in /bin/sh /system/bin/sh; do
+    [ -r "$program" ] || continue
+    header=$(od -An -v -tx1 -N40 "$program" 2>/dev/null) ||
+        header=$(hexdump -v -n 40 -e '1/1 " %02x"' "$program" 2>/dev/null)
+    # shellcheck disable=SC2086,SC2116  # joins the lines
+    say elf "$(echo $header)"
+    break
+done
+
+# What libc there is. Each of these prints a version or fails; the first answer is enough.
+libc_answer() {
+    text=$("$@" </dev/null 2>&1 | head -n 2 | tr '\n' ' ')
+    case $text in
+        *glibc* | *GLIBC* | *"GNU C Library"* | *"GNU libc"* | *musl*) say libc "$text" ;;
+        *) return 1 ;;
+    esac
+}
+libc() {
+    libc_answer getconf GNU_LIBC_VERSION && return
+    libc_answer ldd --version && return
+    for file in /lib/ld-musl-*.so.1 /lib/*/libc.so.6 /lib64/libc.so.6 /lib/libc.so.6; do
+        if [ -x "$file" ]; then libc_answer "$file" && return; fi
+    done
+}
+libc
+
+if [ -r /proc/cpuinfo ]; then
+    sed -n 's/^Features[[:space:]]*: */features=/p
+            s/^flags[[:space:]]*: */flags=/p
+            s/^model name[[:space:]]*: */model_name=/p' /proc/cpuinfo | sort -u
+    # One pair for each core, in order.
+    sed -n 's/^CPU implementer[[:space:]]*: */implementer=/p
+            s/^CPU part[[:space:]]*: */part=/p' /proc/cpuinfo
+    say processors "$(grep -c '^processor' /proc/cpuinfo)"
+fi
+say_file cores_online /sys/devices/system/cpu/online
+
+if [ -r /proc/meminfo ]; then
+    sed -n 's/^MemTotal: *\([0-9]*\) kB/memory_total_kib=\1/p
+            s/^MemAvailable: *\([0-9]*\) kB/memory_available_kib=\1/p' /proc/meminfo
+fi
+
+# The work folder itself is made later; its nearest parent is on the same file system.
+while [ ! -d "$work_folder" ] && [ "$work_folder" != / ]; do
+    work_folder=$(dirname "$work_folder")
+done
+# shellcheck disable=SC2046  # splits the line: file system, blocks, used, available, ...
+set -- $(df -Pk "$work_folder" 2>/dev/null | tail -n 1)
+say disk_available_kib "$4"
+
+for policy in /sys/devices/system/cpu/cpufreq/policy*; do
+    say_file governor "$policy/scaling_governor"
+    say_file frequency_khz "$policy/scaling_cur_freq"
+    say_file max_frequency_khz "$policy/cpuinfo_max_freq"
+done
+for zone in /sys/class/thermal/thermal_zone*; do
+    say_file temperature_mc "$zone/temp"
+done
+# Raspberry Pi: the firmware's record of low voltage and heat.
+say throttled "$(vcgencmd get_throttled </dev/null 2>/dev/null | sed 's/^throttled=//')"
+
+board=$(say_file board /proc/device-tree/model)
+[ -n "$board" ] || board=$(say_file board /sys/class/dmi/id/product_name)
+[ -z "$board" ] || echo "$board"
+say end yes
