@@ -8,7 +8,18 @@ Everything heavy is imported when a function is called, never by `import edgesdk
 from __future__ import annotations
 
 from edgesdk import errors
-from edgesdk.api import compile
+from edgesdk.api import bench, compile, push, run, verify
+from edgesdk.bundle import Bundle, open_bundle
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compile", "errors"]
+__all__ = [
+    "Bundle",
+    "__version__",
+    "bench",
+    "compile",
+    "errors",
+    "open_bundle",
+    "push",
+    "run",
+    "verify",
+]

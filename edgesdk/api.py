@@ -9,13 +9,18 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgesdk.bundle import Bundle
 from edgesdk.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from edgesdk.compiler import CompiledModel
+    from edgesdk.deploy.bench import BenchReport
+    from edgesdk.deploy.push import RemoteBundle
+    from edgesdk.deploy.verify import VerifyReport
     from edgesdk.frontend import ImportedModel
     from edgesdk.profiles import TargetProfile
 
@@ -204,3 +209,105 @@ def _abi_version() -> int:
     if found is None:
         raise RuntimeError(f"{header} has no EDGESDK_ABI_VERSION")
     return int(found.group(1))
+
+
+def push(bundle: Bundle | str | Path, *, device: str) -> RemoteBundle:
+    """Copies a bundle to a device and makes it the version in use there; older ones are kept.
+
+    Raises UsageError (no such device), BundleError (damaged), DeviceMismatchError before anything
+    is copied, DeviceUnreachableError, DeviceError.
+    """
+    from edgesdk.deploy.push import push_bundle
+    from edgesdk.deploy.transport import open_transport
+    from edgesdk.devices import get_device
+
+    with open_transport(get_device(device)) as transport:
+        return push_bundle(_opened(bundle).path, transport)
+
+
+def run(
+    bundle: Bundle | str | Path,
+    inputs: Mapping[str, Any],
+    *,
+    device: str = "local",
+    threads: int | None = None,
+) -> dict[str, np.ndarray]:
+    """Runs a bundle once on a device and returns its outputs by the model's own names.
+
+    `inputs` maps the model's own input names to arrays of exactly the shape and dtype that the
+    bundle's manifest states. On another device than this machine the bundle is pushed first, if it
+    is not there. `threads` is the most that are used; by default all CPUs.
+
+    Raises UsageError (inputs, device), BundleError, DeviceMismatchError, DeviceUnreachableError,
+    DeviceError.
+    """
+    from edgesdk.deploy.run import check_inputs, placed_bundle, run_placed
+
+    opened = _opened(bundle)
+    check_inputs(opened.manifest, inputs)  # before the way to the device, which may be long
+    with placed_bundle(opened, device) as placed:
+        return run_placed(placed, inputs, threads=threads).outputs
+
+
+def verify(
+    bundle: Bundle | str | Path,
+    *,
+    device: str = "local",
+    model: str | Path | None = None,
+    seeds: int = 3,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> VerifyReport:
+    """Checks on a device that a bundle gives the reference's results; returns what was compared.
+
+    Without `model`, the file that it was compiled from, only the golden outputs in the bundle are
+    compared; with it, `seeds` drawn inputs too. Raises VerificationError when a result differs,
+    and what `run` raises.
+    """
+    from edgesdk.deploy.run import placed_bundle
+    from edgesdk.deploy.verify import verify_placed
+
+    with placed_bundle(_opened(bundle), device) as placed:
+        original = Path(model) if model is not None else None
+        return verify_placed(placed, model=original, seeds=seeds, progress=progress)
+
+
+def bench(
+    bundle: Bundle | str | Path,
+    *,
+    device: str = "local",
+    repeat: int | None = None,
+    warmup: int = 5,
+    threads: int | None = None,
+    per_layer: bool = False,
+    against: Sequence[str] = (),
+    model: str | Path | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> BenchReport:
+    """Measures a bundle's latency on a device, in ms.
+
+    `repeat` runs are timed (by default as many as fit in 3 s) after `warmup` others. `per_layer`
+    times every layer too. `against=["onnxruntime"]` takes turns with ONNX Runtime on this machine
+    and needs `model`, the file that the bundle was compiled from.
+
+    Raises VerificationError when the measured outputs are wrong, and what `run` raises.
+    """
+    from edgesdk.deploy.bench import bench_placed
+    from edgesdk.deploy.run import placed_bundle
+
+    with placed_bundle(_opened(bundle), device) as placed:
+        return bench_placed(
+            placed,
+            repeat=repeat,
+            warmup=warmup,
+            threads=threads,
+            per_layer=per_layer,
+            against=against,
+            model=Path(model) if model is not None else None,
+            progress=progress,
+        )
+
+
+def _opened(bundle: Bundle | str | Path) -> Bundle:
+    from edgesdk.bundle import open_bundle
+
+    return bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
