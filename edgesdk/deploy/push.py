@@ -14,11 +14,11 @@ import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-from edgesdk.bundle import Bundle, check_files, file_sha256, open_bundle
+from edgesdk.bundle import Bundle, check_files, file_sha256
 from edgesdk.bundle.manifest import MANIFEST_NAME, FileInfo, Manifest
-from edgesdk.deploy.facts import check_device, read_facts
+from edgesdk.deploy.facts import DeviceFacts, check_device, read_facts
 from edgesdk.deploy.transport.base import HASH_OF, Transport, absolute_path, size_text
 from edgesdk.errors import BundleError, DeviceError
 from edgesdk.proc import CommandResult
@@ -50,6 +50,7 @@ class RemoteBundle:
 
     `folder` belongs to this version and stays when another is pushed; `current_folder` always leads
     to the version in use. `copied` and `kept` name the files that were sent, and that were there.
+    `facts` is what the device said of itself before.
     """
 
     name: str
@@ -60,6 +61,7 @@ class RemoteBundle:
     copied: tuple[str, ...]
     kept: tuple[str, ...]
     copied_bytes: int
+    facts: DeviceFacts
 
     @property
     def current_folder(self) -> str:
@@ -67,7 +69,7 @@ class RemoteBundle:
 
 
 def push_bundle(
-    bundle_folder: Path,
+    bundle: Bundle,
     transport: Transport,
     *,
     everything: bool = False,
@@ -81,7 +83,6 @@ def push_bundle(
     when the device cannot take it, DeviceUnreachableError when the connection is lost; the version
     in use stays what it was in all these cases.
     """
-    bundle = open_bundle(bundle_folder)
     check_files(bundle)
     manifest = bundle.manifest
     files = _wanted_files(bundle, everything=everything)
@@ -125,6 +126,7 @@ def push_bundle(
         copied=tuple(missing),
         kept=tuple(kept),
         copied_bytes=total,
+        facts=facts,
     )
 
 
