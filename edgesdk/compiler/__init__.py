@@ -57,11 +57,11 @@ def compile_model(
     import tvm
 
     toolchain = load_toolchain(profile.toolchain)
-    toolchain.require()
+    toolchain.require(profile.machine)
     target = tvm.target.Target(profile.tvm)
     progress("lowering")
     with target:
-        module = lower(model.module)
+        module = lower(model.module, profile)
     progress("planning memory")
     plan = make_plan(module)
     kernels = {
@@ -69,7 +69,7 @@ def compile_model(
     }
     del module
     progress(f"scheduling {len(kernels)} kernels")
-    scheduled, coverage = schedule_kernels(kernels, plan, profile)
+    scheduled, coverage = schedule_kernels(kernels, profile)
     progress(f"generating code for {len(kernels)} kernels")
     symbols = {name: _symbol(name, index) for index, name in enumerate(kernels)}
     kernel_object = build / "kernels.o"

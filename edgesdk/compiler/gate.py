@@ -112,10 +112,8 @@ def _runner(profile: TargetProfile, toolchain: Toolchain) -> tuple[str, ...] | N
         from edgesdk.profiles import missing_cpu_features
 
         host = detect_host()
-        missing = missing_cpu_features(
-            profile.contract.cpu_features, host.contract.cpu_features
-        )
-        return () if not missing else None
+        if not missing_cpu_features(profile.contract.cpu_features, host.cpu_features):
+            return ()
     if profile.emulator is None:
         return None
     return emulator_command(profile, toolchain)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgesdk.profiles import TargetProfile
+from edgesdk.schedules.layout import assign_layouts
 
-def lower(module: Any) -> Any:
+
+def lower(module: Any, profile: TargetProfile) -> Any:
     """Returns `module` with `main` as a straight line of `call_tir` on fused kernels.
 
     Memory is planned later, by `plan.make_plan`, which needs the graph without allocations.
@@ -13,12 +16,10 @@ def lower(module: Any) -> Any:
     import tvm
     from tvm.relax import transform
 
+    module = assign_layouts(transform.CanonicalizeBindings()(module), profile)
     passes = [
-        transform.DecomposeOpsForInference(),
-        transform.CanonicalizeBindings(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
-        transform.FoldConstant(),
         transform.FuseOps(),
         transform.FuseTIR(),
         transform.RewriteDataflowReshape(),

@@ -1,0 +1,434 @@
+"""Graph-level layout: whole stretches of a network in channel blocks, weights packed beforehand.
+
+A convolution is fast when one vector holds neighbouring output channels, so its tensors are kept as
+[N, C/b, H, W, b] ("NCHWc") with b the lanes of a vector. This pass walks the graph once. It turns
+each convolution with constant weights into a tensor expression on blocked tensors, lets blocked
+tensors flow through element-wise operators, pooling, means, concatenation and cropping, and puts a
+transform only where an operator needs the plain layout. C is rounded up to a multiple of b: the
+lanes beyond C hold numbers without meaning, which no operator mixes with the others.
+
+Matrix products with constant weights get their weights packed for the vector unit as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgesdk.profiles import TargetProfile
+from edgesdk.schedules import conv2d, dense, pool
+from edgesdk.schedules.hardware import lanes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# One tensor in, one out, element by element.
+_UNARY = {
+    "abs", "negative", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan",
+    "sinh", "cosh", "asinh", "acosh", "atanh", "sigmoid", "tanh", "erf", "floor", "ceil", "round",
+    "sign", "logical_not", "isnan", "isinf", "bitwise_not", "nn.relu", "astype", "nn.leakyrelu",
+    "clip", "nn.gelu", "nn.silu",
+}  # fmt: skip
+_BINARY = {
+    "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "not_equal",
+    "greater", "less", "greater_equal", "less_equal", "logical_and", "logical_or", "logical_xor",
+    "mod", "floor_mod", "floor_divide", "where",
+}  # fmt: skip
+
+
+@dataclass
+class _Tensor:
+    """A value of the new graph, in one layout or in both. `channels` counts those with meaning."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    plain: Any = None
+    blocked: Any = None
+
+
+def assign_layouts(module: Any, profile: TargetProfile) -> Any:
+    """Returns `module` with `main` rewritten for the CPU of `profile`. Results differ by rounding
+    only. A main without a single dataflow block is returned as it is."""
+    from tvm import relax
+
+    function = module["main"]
+    blocks = function.body.blocks
+    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+        return module
+    return _Rewriter(module, profile).run()
+
+
+class _Rewriter:
+    def __init__(self, module: Any, profile: TargetProfile) -> None:
+        from tvm import relax
+
+        self.module = module
+        self.profile = profile
+        self.block = lanes(profile)
+        self.bb = relax.BlockBuilder(module)
+        self.tensors: dict[int, Any] = {}  # old Relax variable's handle -> _Tensor or new expression
+        self.rules: dict[str, Callable[[Any], Any]] = {
+            "relax.nn.conv2d": self._conv2d,
+            "relax.nn.max_pool2d": self._pool2d,
+            "relax.nn.avg_pool2d": self._pool2d,
+            "relax.mean": self._mean,
+            "relax.concat": self._concat,
+            "relax.strided_slice": self._strided_slice,
+            "relax.matmul": self._matmul,
+        }
+        self.rules |= {f"relax.{name}": self._elementwise for name in _UNARY | _BINARY}
+
+    def run(self) -> Any:
+        from tvm import relax
+
+        old = self.module["main"]
+        parameters = list(old.params)
+        with self.bb.function("edgesdk_main", parameters, attrs=dict(old.attrs or {})):
+            with self.bb.dataflow():
+                for parameter in parameters:
+                    self._set(parameter, parameter)
+                for binding in old.body.blocks[0].bindings:
+                    self._set(binding.var, self._bind(binding.value))
+                result = old.body.body
+                if isinstance(result, relax.Tuple):
+                    new = relax.Tuple([self._plain(item) for item in result.fields])
+                else:
+                    new = self._plain(result)
+                output = self.bb.emit_output(new)
+            self.bb.emit_func_output(output)
+        module = self.bb.get()
+        main = module["edgesdk_main"].with_attr("global_symbol", "main")
+        functions = {
+            gv: f for gv, f in module.functions.items() if gv.name_hint not in ("main", "edgesdk_main")
+        }
+        import tvm
+
+        functions[module.get_global_var("main")] = main
+        return tvm.IRModule(functions, global_infos=dict(module.global_infos))
+
+    def _te(self, function: Callable[..., Any], *tensors: Any, hint: str, **static: Any) -> Any:
+        """Emits a kernel; `emit_te` takes tensors only, so all else is bound before."""
+        return self.bb.emit_te(
+            lambda *given: function(*given, **static), *tensors, primfunc_name_hint=hint
+        )
+
+    # What a variable of the old graph has become.
+
+    def _set(self, variable: Any, value: Any) -> None:
+        if not isinstance(value, _Tensor):
+            shape, dtype = _type_of(value)
+            if shape is not None:
+                value = _Tensor(shape, dtype, plain=value)
+        self.tensors[variable.id_] = value
+
+    def _get(self, expr: Any) -> Any:
+        from tvm import ir, relax
+
+        if isinstance(expr, relax.Var):
+            return self.tensors[expr.id_]
+        if isinstance(expr, ir.GenericConst):
+            shape, dtype = _type_of(expr)
+            return _Tensor(shape or (), dtype, plain=expr)
+        return expr
+
+    def _plain(self, expr: Any) -> Any:
+        """`expr` of the old graph as an expression of the new one, in plain layout."""
+        from tvm import relax
+
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._plain(item) for item in expr.fields])
+        value = self._get(expr)
+        if not isinstance(value, _Tensor):
+            return value
+        if value.plain is None:
+            value.plain = self._emit_unblocked(value)
+        return value.plain
+
+    def _blocked(self, value: _Tensor) -> Any:
+        if value.blocked is None:
+            constant = _constant(value.plain)
+            if constant is not None:
+                value.blocked = _const(block_array(constant, self.block))
+            else:
+                value.blocked = self._emit_blocked(value)
+        return value.blocked
+
+    def _emit_blocked(self, value: _Tensor) -> Any:
+        from tvm import relax
+
+        n, c, h, w = value.shape
+        if c % self.block == 0 and h * w == 1:
+            return self.bb.emit(relax.op.reshape(value.plain, (n, c // self.block, h, w, self.block)))
+        return self._te(block_tensor, value.plain, block=self.block, hint="block")
+
+    def _emit_unblocked(self, value: _Tensor) -> Any:
+        from tvm import relax
+
+        n, c, h, w = value.shape
+        if c % self.block == 0 and h * w == 1:
+            return self.bb.emit(relax.op.reshape(value.blocked, value.shape))
+        return self._te(unblock_tensor, value.blocked, channels=c, hint="unblock")
+
+    # The operators.
+
+    def _bind(self, value: Any) -> Any:
+        from tvm import relax
+
+        if not isinstance(value, relax.Call):
+            if isinstance(value, relax.Tuple):
+                return self._plain(value)
+            if isinstance(value, relax.TupleGetItem):
+                return self.bb.emit(relax.TupleGetItem(self._plain(value.tuple_value), value.index))
+            return self._get(value)
+        rule = self.rules.get(getattr(value.op, "name", ""))
+        result = rule(value) if rule is not None else None
+        return result if result is not None else self._unchanged(value)
+
+    def _unchanged(self, call: Any) -> Any:
+        from tvm import relax
+
+        arguments = [self._plain(a) for a in call.args]
+        return self.bb.emit(
+            relax.Call(call.op, arguments, attrs=call.attrs, ty_args=list(call.ty_args))
+        )
+
+    def _emit_call(self, call: Any, arguments: list[Any]) -> Any:
+        from tvm import relax
+
+        return self.bb.emit(relax.Call(call.op, arguments, attrs=call.attrs))
+
+    def _conv2d(self, call: Any) -> _Tensor | None:
+        data = self._get(call.args[0])
+        weight = _constant(self._get(call.args[1]).plain)
+        attrs = call.attrs
+        shape, dtype = _type_of(call)
+        if weight is None or shape is None or dtype != "float32":
+            return None
+        if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
+            return None
+        config = conv2d.Conv2d(
+            stride=_ints(attrs.strides),
+            padding=_ints(attrs.padding),
+            dilation=_ints(attrs.dilation),
+            groups=int(attrs.groups),
+            block=self.block,
+        )
+        channels = data.shape[1]
+        kind = conv2d.kind_of(config, channels, shape[1])
+        if kind is None:
+            return None
+        # Few input channels (a picture): broadcasting them needs no blocks.
+        read_plain = kind == "direct" and data.blocked is None and channels < self.block
+        source = data.plain if read_plain else self._blocked(data)
+        if any(config.padding):
+            source = self._te(conv2d.pad_spatial, source, padding=config.padding, hint="pad")
+        packed = conv2d.pack_weight(weight, config, kind, plain_input=read_plain)
+        flat = kind == "direct" and not read_plain and conv2d.is_pointwise(config, weight.shape)
+        result = self._te(
+            conv2d.conv2d_nchwc,
+            source,
+            _const(packed),
+            config=config,
+            kind=kind,
+            channels=channels,
+            flat=flat,
+            hint=f"conv2d_{kind}",
+        )
+        return _Tensor(shape, dtype, blocked=result)
+
+    def _pool2d(self, call: Any) -> _Tensor | None:
+        data = self._get(call.args[0])
+        attrs = call.attrs
+        if data.blocked is None or attrs.layout != "NCHW":
+            return None
+        shape, dtype = _type_of(call)
+        result = self._te(
+            pool.pool2d_nchwc,
+            data.blocked,
+            kind="max" if "max" in call.op.name else "avg",
+            window=_ints(attrs.pool_size),
+            stride=_ints(attrs.strides),
+            padding=_ints(attrs.padding),
+            dilation=_ints(attrs.dilation),
+            out_hw=shape[2:],
+            count_include_pad=bool(getattr(attrs, "count_include_pad", False)),
+            hint="pool2d",
+        )
+        return _Tensor(shape, dtype, blocked=result)
+
+    def _mean(self, call: Any) -> _Tensor | None:
+        from tvm import relax
+
+        data = self._get(call.args[0])
+        shape, dtype = _type_of(call)
+        if data.blocked is None or call.attrs.axis is None:
+            return None
+        axes = sorted(int(a) % 4 for a in call.attrs.axis)
+        if axes != [2, 3]:
+            return None
+        n, c = data.shape[:2]
+        mean = self._te(pool.global_mean_nchwc, data.blocked, hint="global_mean")
+        value = _Tensor((n, c, 1, 1), dtype, blocked=mean)
+        if call.attrs.keepdims:
+            return value
+        return _Tensor(
+            shape, dtype, plain=self.bb.emit(relax.op.reshape(self._emit_unblocked(value), shape))
+        )
+
+    def _concat(self, call: Any) -> _Tensor | None:
+        from tvm import relax
+
+        if not isinstance(call.args[0], relax.Tuple):
+            return None
+        parts = [self._get(item) for item in call.args[0].fields]
+        shape, dtype = _type_of(call)
+        if len(shape) != 4 or not any(p.blocked is not None for p in parts):
+            return None
+        axis = int(call.attrs.axis) % 4
+        if axis == 1 and any(p.shape[1] % self.block for p in parts[:-1]):
+            return None
+        if any(p.blocked is None and len(p.shape) != 4 for p in parts):
+            return None
+        joined = relax.op.concat([self._blocked(p) for p in parts], axis)
+        return _Tensor(shape, dtype, blocked=self.bb.emit(joined))
+
+    def _strided_slice(self, call: Any) -> _Tensor | None:
+        data = self._get(call.args[0])
+        if data.blocked is None:
+            return None
+        axes = [int(getattr(a, "value", a)) % 4 for a in call.args[1].fields]
+        if 1 in axes:
+            return None
+        shape, dtype = _type_of(call)
+        return _Tensor(shape, dtype, blocked=self._emit_call(call, [data.blocked, *call.args[1:]]))
+
+    def _elementwise(self, call: Any) -> _Tensor | None:
+        parts = [self._get(a) for a in call.args]
+        tensors = [p for p in parts if isinstance(p, _Tensor)]
+        shape, dtype = _type_of(call)
+        if shape is None or len(shape) != 4 or not any(p.blocked is not None for p in tensors):
+            return None
+        arguments = []
+        for part in parts:
+            argument = self._broadcast(part, shape) if isinstance(part, _Tensor) else part
+            if argument is None:
+                return None
+            arguments.append(argument)
+        return _Tensor(shape, dtype, blocked=self._emit_call(call, arguments))
+
+    def _broadcast(self, part: _Tensor, shape: tuple[int, ...]) -> Any:
+        """An operand as one that combines with a blocked tensor of `shape`, or None."""
+        from tvm import relax
+
+        rank = len(part.shape)
+        channels = part.shape[-3] if rank >= 3 else 1
+        if rank == 4 and channels == shape[1]:
+            return self._blocked(part)
+        constant = _constant(part.plain) if part.plain is not None else None
+        if constant is not None:
+            if constant.size == 1:
+                return _const(constant.reshape(()))
+            full = constant.reshape((1,) * (4 - rank) + part.shape)
+            if channels == shape[1]:
+                return _const(block_array(full, self.block))
+            return _const(full[..., None]) if channels == 1 else None
+        if part.blocked is None and channels == 1 and rank <= 4:
+            full_shape = (1,) * (4 - rank) + part.shape + (1,)
+            return self.bb.emit(relax.op.reshape(part.plain, full_shape))
+        return None
+
+    def _matmul(self, call: Any) -> Any:
+        from tvm import relax
+
+        data = self._get(call.args[0])
+        weight = _constant(self._get(call.args[1]).plain)
+        shape, dtype = _type_of(call)
+        if weight is None or weight.ndim != 2 or dtype != "float32" or len(data.shape) < 2:
+            return None
+        k, n = weight.shape
+        rows = 1
+        for dim in data.shape[:-1]:
+            rows *= dim
+        if rows * k * n == 0:
+            return None
+        source = self._plain(call.args[0])
+        if data.shape != (rows, k):
+            source = self.bb.emit(relax.op.reshape(source, (rows, k)))
+        width = dense.panel_width(n, rows, self.profile)
+        product = self._te(
+            dense.dense_packed,
+            source,
+            _const(dense.pack_weight(weight, width)),
+            columns=n,
+            hint="dense",
+        )
+        if shape != (rows, n):
+            product = self.bb.emit(relax.op.reshape(product, shape))
+        return product
+
+
+def block_array(array: np.ndarray, block: int) -> np.ndarray:
+    """[N, C, H, W] -> [N, ceil(C/block), H, W, block]; zeros in the lanes beyond C."""
+    import numpy as np
+
+    n, c, h, w = array.shape
+    padded = np.zeros((n, -(-c // block) * block, h, w), array.dtype)
+    padded[:, :c] = array
+    return np.ascontiguousarray(
+        padded.reshape(n, -1, block, h, w).transpose(0, 1, 3, 4, 2)
+    )
+
+
+def block_tensor(x: Any, block: int) -> Any:
+    """The same as a tensor expression."""
+    from tvm import te, tirx
+
+    n, c, h, w = (int(d) for d in x.shape)
+
+    def element(i: Any, co: Any, y: Any, z: Any, ci: Any) -> Any:
+        channel = co * block + ci
+        if c % block == 0:
+            return x[i, channel, y, z]
+        return tirx.if_then_else(channel < c, x[i, channel, y, z], tirx.const(0, x.dtype))
+
+    return te.compute((n, -(-c // block), h, w, block), element, name="block", tag="injective")
+
+
+def unblock_tensor(x: Any, channels: int) -> Any:
+    """[N, C/b, H, W, b] -> [N, channels, H, W]."""
+    from tvm import te
+
+    n, _, h, w, block = (int(d) for d in x.shape)
+    return te.compute(
+        (n, channels, h, w),
+        lambda i, c, y, z: x[i, c // block, y, z, c % block],
+        name="unblock",
+        tag="injective",
+    )
+
+
+def _type_of(expr: Any) -> tuple[Any, str]:
+    info = expr.ty
+    shape = getattr(info, "shape", None)
+    if shape is None:
+        return None, ""
+    return tuple(int(d) for d in shape), str(info.dtype)
+
+
+def _constant(expr: Any) -> np.ndarray | None:
+    from tvm import ir
+
+    if not isinstance(expr, ir.GenericConst) or not hasattr(expr.value, "numpy"):
+        return None
+    return expr.value.numpy()
+
+
+def _const(array: np.ndarray) -> Any:
+    from tvm import relax
+
+    return relax.const(array)
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    return tuple(int(v) for v in values)

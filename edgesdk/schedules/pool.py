@@ -1,0 +1,125 @@
+"""Pooling on channel blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgesdk.profiles import TargetProfile
+from edgesdk.schedules import tiles
+
+POOL = "pool2d"
+GLOBAL_MEAN = "global_mean"
+
+
+def pool2d_nchwc(
+    data: Any,
+    *,
+    kind: str,
+    window: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    out_hw: tuple[int, ...],
+    count_include_pad: bool,
+) -> Any:
+    """Maximum ("max") or mean ("avg") over windows of [N, C/b, H, W, b].
+
+    `padding` is top, left, bottom, right. Positions outside the picture count as minus infinity for
+    the maximum; the mean leaves them out, or counts those of the padding as zeros. Windows may
+    reach beyond the padding (ONNX's ceil_mode): that part never counts.
+    """
+    from tvm import te, tirx
+
+    n, c, h, w, block = (int(d) for d in data.shape)
+    (kh, kw), (sy, sx), (dy, dx) = window, stride, dilation
+    top, left, bottom, right = padding
+    out_h, out_w = (int(d) for d in out_hw)
+    ry = te.reduce_axis((0, kh), "ky")
+    rx = te.reduce_axis((0, kw), "kx")
+    inside_always = (
+        top == left == 0
+        and (out_h - 1) * sy + (kh - 1) * dy < h
+        and (out_w - 1) * sx + (kw - 1) * dx < w
+    )
+    outside = tirx.min_value(data.dtype) if kind == "max" else tirx.const(0, data.dtype)
+
+    def pixel(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
+        iy, ix = y * sy + ry * dy - top, x * sx + rx * dx - left
+        if inside_always:
+            return data[i, o, iy, ix, b]
+        inside = tirx.all(iy >= 0, iy < h, ix >= 0, ix < w)
+        return tirx.if_then_else(inside, data[i, o, iy, ix, b], outside)
+
+    shape = (n, c, out_h, out_w, block)
+    attrs = {"edgesdk.template": POOL}
+    if kind == "max":
+        return te.compute(
+            shape,
+            lambda i, o, y, x, b: te.max(pixel(i, o, y, x, b), axis=[ry, rx]),
+            name="pool2d",
+            attrs=attrs,
+        )
+    total = te.compute(
+        shape,
+        lambda i, o, y, x, b: te.sum(pixel(i, o, y, x, b), axis=[ry, rx]),
+        name="pool2d",
+        attrs=attrs,
+    )
+
+    def counted(index: Any, step: int, start: int, size: int, end: int, taps: int, gap: int) -> Any:
+        """Window positions along one axis that count."""
+        low, high = (-start, size + end) if count_include_pad else (0, size)
+        first = index * step - start
+        below = tirx.max(0, (low - first + gap - 1) // gap)
+        upto = tirx.min(taps, (high - first + gap - 1) // gap)
+        return tirx.max(upto - below, 0)
+
+    def mean(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
+        rows = counted(y, sy, top, h, bottom, kh, dy)
+        columns = counted(x, sx, left, w, right, kw, dx)
+        count = tirx.max(rows * columns, 1)
+        if inside_always:
+            count = kh * kw
+        return total[i, o, y, x, b] / tirx.Cast(data.dtype, count)
+
+    return te.compute(shape, mean, name="pool2d_mean")
+
+
+def global_mean_nchwc(data: Any) -> Any:
+    """The mean over height and width: [N, C/b, H, W, b] -> [N, C/b, 1, 1, b]."""
+    from tvm import te, tirx
+
+    n, c, h, w, block = (int(d) for d in data.shape)
+    ry = te.reduce_axis((0, h), "y")
+    rx = te.reduce_axis((0, w), "x")
+    total = te.compute(
+        (n, c, 1, 1, block),
+        lambda i, o, y, x, b: te.sum(data[i, o, ry, rx, b], axis=[ry, rx]),
+        name="global_sum",
+        attrs={"edgesdk.template": GLOBAL_MEAN},
+    )
+    return te.compute(
+        (n, c, 1, 1, block),
+        lambda i, o, y, x, b: total[i, o, y, x, b] / tirx.const(h * w, data.dtype),
+        name="global_mean",
+    )
+
+
+def schedule_pool(sch: Any, block: Any, profile: TargetProfile) -> None:
+    """Applies the template: one vector of sums per output pixel, the window inside."""
+    out = tiles.gather_epilogue(sch, block)
+    loops = sch.get_loops(out)
+    lane, pixel = loops[-1], loops[-2]
+    size = tiles.work(sch, out) * tiles.reduction_size(sch, block)
+    sch.set_scope(block, 0, "local")
+    sch.compute_at(block, pixel, preserve_unit_loops=True)
+    inner = sch.get_loops(block)[len(loops) - 1 :]
+    tile, reduction = inner[: len(loops)], inner[len(loops) :]
+    sch.reorder(*reduction, *tile)
+    sch.vectorize(tile[-1])
+    task = sch.fuse(*loops[:3])
+    if size >= tiles.PARALLEL_WORK:
+        sch.parallel(task)
+    init = sch.decompose_reduction(block, reduction[0])
+    sch.vectorize(sch.get_loops(init)[-1])
+    sch.vectorize(lane)
