@@ -14,9 +14,9 @@ import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from edgesdk.bundle import Bundle, check_files, file_sha256
+from edgesdk.bundle import Bundle, check_files, file_sha256, open_bundle
 from edgesdk.bundle.manifest import MANIFEST_NAME, FileInfo, Manifest
 from edgesdk.deploy.facts import DeviceFacts, check_device, read_facts
 from edgesdk.deploy.transport.base import HASH_OF, Transport, absolute_path, size_text
@@ -69,7 +69,7 @@ class RemoteBundle:
 
 
 def push_bundle(
-    bundle: Bundle,
+    bundle_folder: Path,
     transport: Transport,
     *,
     everything: bool = False,
@@ -83,6 +83,7 @@ def push_bundle(
     when the device cannot take it, DeviceUnreachableError when the connection is lost; the version
     in use stays what it was in all these cases.
     """
+    bundle = open_bundle(bundle_folder)
     check_files(bundle)
     manifest = bundle.manifest
     files = _wanted_files(bundle, everything=everything)
