@@ -175,10 +175,13 @@ def infer(node: Node, outputs: int) -> list[tuple[tuple[int, ...], np.dtype[Any]
     """
     proto = _proto(node, outputs)
     types, data = {}, {}
+    # ONNX has no convolution of int32, which quantised ones are made of here.
+    integers = node.op == "Conv" and node.inputs[0] is not None and not node.inputs[0].is_float
     for name, value in zip(proto.input, node.inputs, strict=True):
         if value is None:
             continue
-        types[name] = helper.make_tensor_type_proto(element_type(value.dtype), value.shape)
+        kind = onnx.TensorProto.FLOAT if integers else element_type(value.dtype)
+        types[name] = helper.make_tensor_type_proto(kind, value.shape)
         if value.const is not None and value.rank <= 1 and value.size <= _SHAPE_DATA_LIMIT:
             data[name] = numpy_helper.from_array(np.ascontiguousarray(value.const), name)
     try:
@@ -186,7 +189,11 @@ def infer(node: Node, outputs: int) -> list[tuple[tuple[int, ...], np.dtype[Any]
         found = onnx.shape_inference.infer_node_outputs(
             schema, proto, types, data, opset_imports=_OPSETS
         )
-    except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError) as error:
+    except (
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        onnx.defs.SchemaError,
+    ) as error:
         raise RefusedNodeError(f"its types do not fit: {_first_line(error)}") from error
     result = []
     for name in proto.output:
@@ -195,6 +202,8 @@ def infer(node: Node, outputs: int) -> list[tuple[tuple[int, ...], np.dtype[Any]
         if not tensor.HasField("shape") or any(not d.HasField("dim_value") for d in dims):
             raise RefusedNodeError("the shape of its output depends on values at run time")
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if integers and node.inputs[0] is not None:
+            dtype = node.inputs[0].dtype
         result.append((tuple(d.dim_value for d in dims), np.dtype(dtype)))
     return result
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgesdk.frontend.graph import Builder, RefusedNodeError, Value
+from edgesdk.frontend.graph import CORE_OPSET, Builder, RefusedNodeError, Value
 from edgesdk.frontend.model import ValueHint
 
 Repaired = Value | Sequence[Value | None]
@@ -65,6 +65,13 @@ class Op:
     def wants(self, index: int) -> bool:
         """Whether the model uses output `index`."""
         return index < len(self.outputs) and self.outputs[index] != ""
+
+    def apply(self, kind: str, *inputs: Value, **attrs: Any) -> Value:
+        """The only output of ONNX's operator `kind` in its newest form, repaired itself."""
+        inner = Op(kind, self.name, list(inputs), attrs, ["y"], CORE_OPSET, self.b)
+        result = REPAIRS["", kind](inner)
+        assert isinstance(result, Value)
+        return result
 
     def note(self, text: str) -> None:
         """Tells the user what is rewritten here, and why."""
@@ -122,6 +129,11 @@ def load_all() -> None:
         repair_basic,
         repair_conv,
         repair_index,
+        repair_microsoft,
+        repair_more,
+        repair_quant,
         repair_resize,
+        repair_rnn,
+        repair_sample,
         repair_shape,
     )

@@ -177,7 +177,7 @@ def weights(length: int, at: np.ndarray, scale: float, mode: str, rule: Rule) ->
         taps = np.arange(first, max(last, first) + 1)
         distance = np.abs(taps - position) * stretch
         values = _keys(distance, a) if cubic else np.maximum(0.0, 1.0 - distance)
-        if exclude or antialias:  # antialiasing leaves out what lies outside
+        if exclude:
             values = np.where((taps < 0) | (taps >= length), 0.0, values)
         if exclude or antialias:
             values = values / values.sum()

@@ -118,6 +118,10 @@ class Walker:
         except RefusedNodeError as error:
             self.refused.append((name, node.op_type, str(error)))
             results = [UNKNOWN] * len(node.output)
+        except _MALFORMED as error:
+            reason = f"its inputs or attributes do not fit the operator ({_short(error)})"
+            self.refused.append((name, node.op_type, reason))
+            results = [UNKNOWN] * len(node.output)
         self.b.origin = outer_origin
         fresh = {id(o) for n in self.b.nodes[start:] for o in n.outputs}
         for output, item in zip(node.output, results, strict=False):
@@ -232,6 +236,22 @@ class Walker:
                 copy.attribute.append(default.default_value)
         self.notes[node.op_type, "written out as ONNX defines it"] += 1
         return self._call(function, copy, list(inputs), Scope(scope.opsets))
+
+
+# What Python raises when a repair meets a node that breaks its operator's definition.
+_MALFORMED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _schema(kind: str, scope: Scope) -> Any:
