@@ -54,7 +54,7 @@ free=$(df -Pk "$(dirname "$1")" 2>/dev/null | tail -n 1)
 set -- "$1" $free
 echo "${5:-}"
 rm -f "$1"
-( : >"$1" ) 2>&1 && rm -f "$1"
+mkdir -p "$(dirname "$1")" 2>&1 && ( : >"$1" ) 2>&1 && rm -f "$1"
 """
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import paramiko
 
 _MAX_HOPS = 8
+_AGENT_KEY = "agent"
 _KEEPALIVE_S = 10
 # Linux ends a connection whose packets (the keepalives too) stay unanswered that long; the default
 # is a quarter of an hour.
@@ -288,13 +289,12 @@ def _log_in(device: Device, settings: SshSettings, transport: paramiko.Transport
             if not transport.auth_publickey(settings.user, key):
                 return
             raise _refused(device, settings, "it wants a second proof besides the key", tried)
-        except paramiko.AuthenticationException as error:
-            if not transport.is_active():
-                raise _refused(device, settings, _text(error), tried) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
+            if transport.is_active() and isinstance(error, paramiko.AuthenticationException):
+                continue
             why = _text(error)
-            if len(tried) > 2 and not transport.is_active():
-                why = f"too many keys were offered ({len(tried)})"
+            if len(tried) > 2:  # servers hang up after some wrong keys: OpenSSH's default is 6
+                why = "it hung up after too many wrong keys"
             raise _refused(device, settings, why, tried) from error
     raise _refused(device, settings, "; ".join(unusable), tried)
 
@@ -323,7 +323,7 @@ def _candidates(settings: SshSettings) -> tuple[list[tuple[str, Any]], list[str]
             unusable.append(f"{path} {why}")
     if not settings.identities_only:
         for blob, key in agent.items():
-            candidates.setdefault(blob, ("a key of the agent", key))
+            candidates.setdefault(blob, (_AGENT_KEY, key))
     return list(candidates.values()), unusable
 
 
@@ -357,7 +357,10 @@ def _public_blob(path: Path) -> bytes:
 def _refused(
     device: Device, settings: SshSettings, why: str, tried: list[str]
 ) -> DeviceUnreachableError:
-    offered = f"offered: {', '.join(dict.fromkeys(tried))}" if tried else "no key to offer"
+    from_agent = tried.count(_AGENT_KEY)
+    labels = [label for label in tried if label != _AGENT_KEY]
+    labels += [f"{from_agent} of the agent's keys"] if from_agent else []
+    offered = f"offered: {', '.join(labels)}" if tried else "no key to offer"
     key = next(iter(settings.identity_files), None)
     public = f"-i {key}.pub " if key is not None and Path(f"{key}.pub").is_file() else ""
     port = f"-p {settings.port} " if settings.port != 22 else ""
