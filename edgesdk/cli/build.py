@@ -1,0 +1,266 @@
+"""init, inspect and compile: from a model to a bundle."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgesdk import console
+from edgesdk.cli.options import AsJson, ModelArgument, Shapes, Target, parse_shapes, project_of
+from edgesdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgesdk.bundle import Bundle
+    from edgesdk.project import Project
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(init)
+    app.command()(inspect)
+    app.command("compile")(compile_)
+
+
+def init(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="T", help="A target; may be repeated. Default: local."),
+    ] = None,
+    shape: Shapes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write edgesdk.toml here, so that MODEL, --shape and --device may be left out."""
+    from edgesdk.cli.inspection import inspect_model
+    from edgesdk.devices import load_devices
+    from edgesdk.profiles import load_target
+    from edgesdk.project import PROJECT_FILE_NAME, write_project
+
+    if Path(PROJECT_FILE_NAME).exists():
+        raise UsageError(
+            f"{PROJECT_FILE_NAME} exists already", hint="edit it, or remove it and run init again"
+        )
+    shapes = parse_shapes(shape)
+    chosen = list(dict.fromkeys(target or ["local"]))
+    for name in chosen:
+        load_target(name)
+    report = inspect_model(model, shapes)
+    devices = load_devices().values()
+    served = {name: next((d.name for d in devices if d.target == name), None) for name in chosen}
+    notes = [f"{t.name}: {t.dtype} {t.shape_text}" for t in report.inputs]
+    project = write_project(
+        Path.cwd(), model=model, shapes=shapes, targets=served, notes=["The model says:", *notes]
+    )
+    if as_json:
+        console.print_json(
+            {"project": project.path, "model": project.model_path, "needs": report.needs}
+        )
+        return
+    print(f"wrote {PROJECT_FILE_NAME}: {', '.join(project.targets)}")
+    if report.needs:
+        console.warn(f"before compiling, fill in [shapes]: {report.needs}")
+    else:
+        console.note("next: edgesdk compile")
+
+
+def inspect(model: ModelArgument = None, shape: Shapes = None, as_json: AsJson = False) -> None:
+    """Say what a model is, what will be repaired, and what is refused and why."""
+    from edgesdk.cli.inspection import inspect_model, report_text
+
+    project = project_of(model)
+    path = _model_path(model, project)
+    shapes = {**(project.shapes if project else {}), **parse_shapes(shape)}
+    report = inspect_model(path, shapes)
+    if as_json:
+        console.print_json(asdict(report))
+    else:
+        print(report_text(report))
+
+
+def compile_(
+    model: ModelArgument = None,
+    target: Target = None,
+    shape: Shapes = None,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", metavar="P", help="Of the kernels: fp32."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="The bundle; default: bundles/<model>-<target>."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model for a target into a bundle.
+
+    In a project, MODEL may be left out, and without --target every target of it is compiled.
+    """
+    from edgesdk import api
+
+    works = _plan(model, target, parse_shapes(shape), precision, output)
+    results = []
+    for work in works:
+        started = time.monotonic()
+        with console.stages(work.title) as progress:
+            bundle = api.compile(
+                work.model,
+                target=work.profile,
+                shapes=work.shapes,
+                output=work.output,
+                precision=work.precision,
+                progress=progress,
+            )
+        duration_s = time.monotonic() - started
+        results.append(_result(bundle, duration_s))
+        if not as_json:
+            print(_bundle_text(bundle, duration_s), flush=True)
+        _warn(bundle)
+    if as_json:
+        console.print_json({"bundles": results})
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One bundle to compile."""
+
+    title: str
+    model: Path
+    profile: str
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    output: Path | None
+
+
+def _plan(
+    model: Path | None,
+    target: str | None,
+    shapes: dict[str, tuple[int, ...]],
+    precision: str | None,
+    output: Path | None,
+) -> list[_Work]:
+    """What to compile: the arguments win, the project fills in what they leave out."""
+    project = project_of(model)
+    path = _model_path(model, project)
+    if project is None:
+        if target is None:
+            raise UsageError(
+                "no target is given", hint="add --target local, or one of `edgesdk targets`"
+            )
+        chosen = precision or "fp32"
+        return [_Work(Path(target).stem, path, target, shapes, chosen, output)]
+    # A target that the project does not name is fine as an argument: it has no options then.
+    targets = [target] if target is not None else list(project.targets)
+    if not targets:
+        raise UsageError(
+            f"no target is given, and {project.path} has none",
+            hint="add --target local, or a table [targets.local] to the file",
+        )
+    if output is not None and len(targets) > 1:
+        raise UsageError(
+            f"-o names one bundle, and the project has {len(targets)} targets",
+            hint=f"add --target {targets[0]}",
+        )
+    works = []
+    for name in targets:
+        options = project.targets.get(name)
+        works.append(
+            _Work(
+                title=Path(name).stem,
+                model=path,
+                profile=project.profile(name) if options else name,
+                shapes={**project.shapes, **shapes},
+                precision=precision or (options.precision if options else "fp32"),
+                output=output or project.bundle_path(name),
+            )
+        )
+    return works
+
+
+def _model_path(model: Path | None, project: Project | None) -> Path:
+    if model is not None:
+        return model
+    if project is not None:
+        return project.model_path
+    from edgesdk.project import PROJECT_FILE_NAME
+
+    raise UsageError(
+        "no model is given, and there is no project file here",
+        hint=f"give an ONNX file, or make {PROJECT_FILE_NAME} with: edgesdk init MODEL",
+    )
+
+
+def _result(bundle: Bundle, duration_s: float) -> dict[str, Any]:
+    manifest = bundle.manifest
+    return {
+        "bundle": bundle.path.absolute(),
+        "name": manifest.name,
+        "target": manifest.target,
+        "library_bytes": bundle.library.stat().st_size,
+        "weights_bytes": manifest.weights_bytes,
+        "activations_bytes": manifest.arena_bytes,
+        "inputs": [asdict(t) for t in manifest.inputs],
+        "outputs": [asdict(t) for t in manifest.outputs],
+        "coverage": manifest.build.get("coverage"),
+        "repairs": manifest.build.get("repairs"),
+        "verification": asdict(manifest.verification),
+        "duration_s": round(duration_s, 3),
+    }
+
+
+def _bundle_text(bundle: Bundle, duration_s: float) -> str:
+    from edgesdk.deploy.transport.base import size_text
+
+    manifest, build = bundle.manifest, bundle.manifest.build
+    checked = manifest.verification
+    verified = "not run"
+    if checked.max_relative_error is not None:
+        verified = (
+            f"{checked.how}, largest error {checked.max_relative_error:.2g} relative"
+            f" (allowed {checked.tolerance:g}) to {checked.reference}"
+        )
+    rungs = build["coverage"]["rungs"]
+    served = ", ".join(f"{len(kernels)} {rung}" for rung, kernels in rungs.items())
+    return console.facts(
+        [
+            ("bundle", _shown(bundle.path)),
+            ("target", f"{manifest.target}: {manifest.description}"),
+            *(("input", f"{t.name} {_tensor(t.dtype, t.shape)}") for t in manifest.inputs),
+            *(("output", f"{t.name} {_tensor(t.dtype, t.shape)}") for t in manifest.outputs),
+            ("library", size_text(bundle.library.stat().st_size)),
+            ("weights", size_text(manifest.weights_bytes)),
+            ("activations", size_text(manifest.arena_bytes)),
+            ("kernels", served or "none"),
+            ("verified", verified),
+            ("took", f"{duration_s:.1f} s"),
+        ]
+    )
+
+
+def _shown(path: Path) -> str:
+    """`path` as the user would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _tensor(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
+
+
+def _warn(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    if manifest.verification.how == "not run":
+        console.warn(
+            f"{manifest.target}: the results were not compared with the reference's:"
+            f" {manifest.verification.detail}; `edgesdk verify` does it on the device"
+        )
+    plain = manifest.build["coverage"]["rungs"].get("plain", ())
+    if plain:
+        console.warn(
+            f"{manifest.target}: {len(plain)} kernels keep slow plain loops: {', '.join(plain)}"
+        )

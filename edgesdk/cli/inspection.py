@@ -1,0 +1,169 @@
+"""What `edgesdk inspect` finds out: the model as it came, and what the front end says to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgesdk import console
+from edgesdk.errors import UnsupportedModelError, UsageError
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: `shape` holds numbers, and names ("?" for none) of open dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as people write it, e.g. "Nx3x224x224"."""
+        return "x".join(map(str, self.shape)) or "scalar"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A node that cannot be compiled."""
+
+    node: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """`inputs` and `outputs` are static if the model could be imported, else as the file has them.
+
+    `operators` maps each operator of the file to its count. `needs` says which shapes are missing
+    before more can be told; then `repairs` and `refused` are empty.
+    """
+
+    model: str
+    size_bytes: int
+    sha256: str
+    opset: int
+    producer: str
+    parameters: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    operators: dict[str, int]
+    repairs: tuple[str, ...]
+    refused: tuple[Refusal, ...]
+    needs: str | None
+
+
+def inspect_model(path: Path, shapes: Mapping[str, Sequence[int]]) -> ModelReport:
+    """Reads a model and imports it as `edgesdk compile` would.
+
+    Raises UsageError for a missing file and for `shapes` that contradict the model, ModelError for
+    a file that is no sound ONNX model. What is refused is in the report.
+    """
+    from edgesdk.frontend import import_model
+    from edgesdk.frontend.load import load_onnx
+
+    loaded = load_onnx(path)
+    proto = loaded.proto
+    inputs = [i for i in proto.graph.input if i.name not in loaded.weights]
+    ports = tuple(map(_port, inputs)), tuple(map(_port, proto.graph.output))
+    repairs: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    needs = None
+    try:
+        imported = import_model(path, shapes=shapes)
+    except UnsupportedModelError as error:
+        nodes = error.nodes or (("", "", error.message),)
+        refused = tuple(Refusal(*node) for node in nodes)
+    except UsageError as error:
+        if shapes:  # then it may be the shapes that are wrong
+            raise
+        needs = f"{error.message}; {error.hint}" if error.hint else error.message
+    else:
+        repairs = imported.repairs
+        ports = (
+            tuple(Port(t.name, t.dtype, t.shape) for t in imported.inputs),
+            tuple(Port(t.name, t.dtype, t.shape) for t in imported.outputs),
+        )
+    return ModelReport(
+        model=str(path),
+        size_bytes=path.stat().st_size,
+        sha256=loaded.sha256,
+        opset=loaded.opset,
+        producer=" ".join(w for w in (proto.producer_name, proto.producer_version) if w),
+        parameters=sum(int(w.size) for w in loaded.weights.values()),
+        inputs=ports[0],
+        outputs=ports[1],
+        operators=dict(Counter(_operators(proto.graph)).most_common()),
+        repairs=repairs,
+        refused=refused,
+        needs=needs,
+    )
+
+
+def report_text(report: ModelReport) -> str:
+    """The report for people."""
+    from edgesdk.deploy.transport.base import size_text
+
+    parts = [
+        console.facts(
+            [
+                ("model", report.model),
+                ("size", f"{size_text(report.size_bytes)}, {report.parameters:,} parameters"),
+                (
+                    "opset",
+                    f"{report.opset}" + (f", by {report.producer}" if report.producer else ""),
+                ),
+                *(("input", f"{t.name} {t.dtype} {t.shape_text}") for t in report.inputs),
+                *(("output", f"{t.name} {t.dtype} {t.shape_text}") for t in report.outputs),
+            ]
+        ),
+        "operators\n" + _indented(f"{count:5} {name}" for name, count in report.operators.items()),
+    ]
+    if report.repairs:
+        parts.append("repaired or assumed\n" + _indented(f"  {r}" for r in report.repairs))
+    if report.refused:
+        rows = [(f"  {r.node or '(no name)'}", r.operator, r.reason) for r in report.refused]
+        parts.append("refused\n" + console.table((), rows))
+    elif report.needs:
+        parts.append(f"shapes are needed\n  {report.needs}")
+    else:
+        parts.append("nothing is refused: it can be compiled")
+    return "\n\n".join(parts)
+
+
+def _indented(lines: Any) -> str:
+    return "\n".join(lines)
+
+
+def _port(info: onnx.ValueInfoProto) -> Port:
+    from onnx import helper
+
+    tensor = info.type.tensor_type
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    except KeyError:
+        dtype = info.type.WhichOneof("value") or "unknown"
+    shape = tuple(
+        d.dim_value if d.HasField("dim_value") else (d.dim_param or "?") for d in tensor.shape.dim
+    )
+    return Port(info.name, dtype, shape if tensor.HasField("shape") else ("?",))
+
+
+def _operators(graph: onnx.GraphProto) -> list[str]:
+    """The operators of `graph` and of the graphs inside its nodes (If, Loop, Scan)."""
+    found = []
+    for node in graph.node:
+        custom = node.domain not in ("", "ai.onnx")
+        found.append(f"{node.domain}.{node.op_type}" if custom else node.op_type)
+        for attribute in node.attribute:
+            inner = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+            for inside in inner:
+                found += _operators(inside)
+    return found

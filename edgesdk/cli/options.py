@@ -1,0 +1,208 @@
+"""What several commands share: options, and what to work on when an argument is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgesdk.errors import BundleError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgesdk.bundle import Bundle
+    from edgesdk.bundle.manifest import Manifest
+    from edgesdk.project import Project
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Target = Annotated[
+    str | None,
+    typer.Option("--target", metavar="T", help="A target; `edgesdk targets` lists them."),
+]
+BundleTarget = Annotated[
+    str | None,
+    typer.Option("--target", metavar="T", help="The project's bundle for this target."),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="D", help="A device; `edgesdk devices` lists them."),
+]
+BundleArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="BUNDLE", show_default=False, help="A bundle; else that of the project."
+    ),
+]
+ModelArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MODEL", show_default=False, help="An ONNX file; else that of the project."
+    ),
+]
+OriginalModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="The ONNX file that the bundle was compiled from."
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="NAME=1x3x224x224", help="Sizes of an input; once for each input."
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", metavar="N", min=1, help="At most N threads; default: all CPUs."),
+]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The bundle to work on, the device, and the model's file where the project knows it.
+
+    `device` is None when neither an argument nor the project names one.
+    """
+
+    bundle: Bundle
+    device: str | None
+    model: Path | None
+
+
+def choose_bundle(bundle: Path | None, target: str | None, device: str | None) -> Chosen:
+    """Finds what a command means, from its arguments and then from the project file.
+
+    Raises UsageError when that is not clear, BundleError when there is no such bundle.
+    """
+    from edgesdk.project import PROJECT_FILE_NAME, find_project
+
+    project = find_project()
+    if bundle is not None and target is not None:
+        raise UsageError("both a bundle and --target are given", hint="leave one of them out")
+    if bundle is not None:
+        opened = _open(bundle, hint="give the folder that `edgesdk compile` wrote")
+        served = _project_target(project, bundle)
+        if project is not None and device is None:
+            name = served or opened.manifest.target
+            device = project.targets[name].device if name in project.targets else None
+        model = project.model_path if project is not None and served is not None else None
+        return Chosen(opened, device, model)
+    if project is None:
+        raise UsageError(
+            "no bundle is given, and there is no project file here",
+            hint=f"give a bundle, or make {PROJECT_FILE_NAME} with: edgesdk init MODEL",
+        )
+    name = target or only_target(project)
+    options = project.options(name)
+    opened = _open(project.bundle_path(name), hint=f"edgesdk compile --target {name}")
+    return Chosen(opened, device or options.device, project.model_path)
+
+
+def only_target(project: Project) -> str:
+    """Returns the project's target if it has one only. Raises UsageError otherwise."""
+    if len(project.targets) == 1:
+        return next(iter(project.targets))
+    if not project.targets:
+        raise UsageError(f"{project.path} has no target", hint="add a table [targets.local] to it")
+    raise UsageError(
+        f"which target? {project.path} has {', '.join(project.targets)}",
+        hint=f"add --target {next(iter(project.targets))}",
+    )
+
+
+def project_of(model: Path | None) -> Project | None:
+    """Returns the project whose model is meant: when MODEL is left out, or is the project's."""
+    from edgesdk.project import find_project
+
+    project = find_project()
+    if model is None or project is None:
+        return project
+    same = model.exists() and project.model_path.exists() and model.samefile(project.model_path)
+    return project if same else None
+
+
+def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """Reads NAME=1x3x224x224; "," may stand for "x". Raises UsageError for anything else."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts or ():
+        name, equals, sizes = text.rpartition("=")  # names may hold '=' themselves
+        parts = sizes.replace(",", "x").split("x")
+        if not equals or not name or not all(p.isascii() and p.isdigit() for p in parts):
+            raise UsageError(
+                f"--shape {text!r} is not NAME=SIZES", hint="for example --shape x=1x3x224x224"
+            )
+        if name in shapes:
+            raise UsageError(f"--shape {name} is given twice", hint="leave one of them out")
+        shapes[name] = tuple(int(p) for p in parts)
+    return shapes
+
+
+def parse_inputs(texts: Sequence[str], manifest: Manifest) -> dict[str, np.ndarray]:
+    """Reads NAME=FILE.npy for the inputs of a bundle, and the files.
+
+    Raises UsageError when a name is unknown or given twice, or a file is no .npy file.
+    """
+    import numpy as np
+
+    arrays: dict[str, np.ndarray] = {}
+    for text in texts:
+        name, file = _split_input(text, [t.name for t in manifest.inputs])
+        if name in arrays:
+            raise UsageError(f"--input {name} is given twice", hint="leave one of them out")
+        try:
+            array = np.load(file, allow_pickle=False)
+        except FileNotFoundError:
+            raise UsageError(f"there is no file {file}", hint="give a .npy file") from None
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
+        except (ValueError, EOFError):
+            array = None
+        if not isinstance(array, np.ndarray):
+            raise UsageError(
+                f"{file} is not a .npy file of numbers",
+                hint=f"write it with numpy.save({file!r}, array)",
+            )
+        arrays[name] = array
+    return arrays
+
+
+def _split_input(text: str, names: Sequence[str]) -> tuple[str, str]:
+    from edgesdk.settings import suggestion
+
+    # Names may hold '=' themselves: the longest that fits wins.
+    fitting = [name for name in names if text.startswith(f"{name}=")]
+    if fitting:
+        name = max(fitting, key=len)
+        return name, text[len(name) + 1 :]
+    given, equals, _ = text.partition("=")
+    known = ", ".join(names) or "none"
+    if not equals:
+        raise UsageError(
+            f"--input {text!r} is not NAME=FILE.npy", hint=f"the bundle's inputs: {known}"
+        )
+    raise UsageError(
+        f"the bundle has no input {given!r}",
+        hint=suggestion(given, names, otherwise=f"its inputs: {known}"),
+    )
+
+
+def _project_target(project: Project | None, bundle: Path) -> str | None:
+    """The target whose bundle the project would write to `bundle`, if there is one."""
+    for target in project.targets if project is not None else ():
+        assert project is not None
+        expected = project.bundle_path(target)
+        if expected.exists() and bundle.exists() and expected.samefile(bundle):
+            return target
+    return None
+
+
+def _open(folder: Path, *, hint: str) -> Bundle:
+    from edgesdk.bundle import open_bundle
+
+    if not folder.exists():
+        raise BundleError(f"there is no bundle {folder}", hint=hint)
+    return open_bundle(folder)
