@@ -25,41 +25,60 @@ DEPTHWISE = "conv2d_depthwise"
 
 @dataclass(frozen=True)
 class Conv2d:
-    """`padding` is top, left, bottom, right; `block` the channels of a block."""
+    """A convolution. Shapes are [N, C, H, W]; `padding` is top, left, bottom, right; `block` counts
+    the channels of a block."""
 
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    window: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
     block: int
 
+    @property
+    def kind(self) -> str:
+        """"direct", "grouped" (whole blocks in each group), "depthwise", or "split groups"."""
+        channels, out_channels = self.in_shape[1], self.out_shape[1]
+        if self.groups == 1:
+            return "direct"
+        if self.groups == channels == out_channels:
+            return "depthwise"
+        per_group = (channels // self.groups, out_channels // self.groups)
+        return "grouped" if all(c % self.block == 0 for c in per_group) else "split groups"
 
-def kind_of(config: Conv2d, channels: int, out_channels: int) -> str | None:
-    """Which expression computes it: "direct", "grouped", "depthwise", or None."""
-    if config.groups == 1:
-        return "direct"
-    if config.groups == channels == out_channels:
-        return "depthwise"
-    per_group = (channels // config.groups, out_channels // config.groups)
-    return "grouped" if all(c % config.block == 0 for c in per_group) else None
+    @property
+    def pointwise(self) -> bool:
+        """Touches each pixel once, so all rows can be treated as one long row."""
+        return self.window == (1, 1) and self.stride == (1, 1) and not any(self.padding)
 
 
-def is_pointwise(config: Conv2d, weight_shape: tuple[int, ...]) -> bool:
-    """A 1x1 convolution that touches each pixel once: rows can be treated as one long row."""
-    return (
-        weight_shape[2:] == (1, 1) and config.stride == (1, 1) and not any(config.padding)
+def round_groups(weight: np.ndarray, config: Conv2d) -> tuple[Conv2d, np.ndarray]:
+    """Widens each group with zeros to whole blocks; returns the wider convolution and weights."""
+    import dataclasses
+
+    import numpy as np
+
+    block, groups = config.block, config.groups
+    outs, ins = weight.shape[0] // groups, weight.shape[1]
+    wide_outs, wide_ins = (-(-c // block) * block for c in (outs, ins))
+    wider = np.zeros((groups, wide_outs, wide_ins, *weight.shape[2:]), weight.dtype)
+    wider[:, :outs, :ins] = weight.reshape(groups, outs, *weight.shape[1:])
+    rounded = dataclasses.replace(
+        config,
+        in_shape=(config.in_shape[0], groups * wide_ins, *config.in_shape[2:]),
+        out_shape=(config.out_shape[0], groups * wide_outs, *config.out_shape[2:]),
     )
+    return rounded, wider.reshape(groups * wide_outs, wide_ins, *weight.shape[2:])
 
 
-def pack_weight(
-    weight: np.ndarray, config: Conv2d, kind: str, *, plain_input: bool
-) -> np.ndarray:
+def pack_weight(weight: np.ndarray, config: Conv2d, *, plain_input: bool) -> np.ndarray:
     """[O, I/groups, KH, KW] in the order in which the kernel reads it, zeros beyond O.
 
-    direct, plain input:       [O/b, I, KH, KW, b]
-    direct or grouped, blocked: [O/b, I/b, KH, KW, b, b], or [O/b, KH, KW, I, b] if b does not
-                                divide I
-    depthwise:                 [O/b, KH, KW, b]
+    plain input:    [O/b, I, KH, KW, b]
+    blocked input:  [O/b, I/b, KH, KW, b, b], or [O/b, KH, KW, I, b] if b does not divide I
+    depthwise:      [O/b, KH, KW, b]
     """
     import numpy as np
 
@@ -68,7 +87,7 @@ def pack_weight(
     padded = np.zeros((-(-out_channels // block) * block, in_channels, kh, kw), weight.dtype)
     padded[:out_channels] = weight
     blocks = padded.reshape(-1, block, in_channels, kh, kw)
-    if kind == "depthwise":
+    if config.kind == "depthwise":
         packed = blocks[:, :, 0].transpose(0, 2, 3, 1)
     elif plain_input:
         packed = blocks.transpose(0, 2, 3, 4, 1)
@@ -80,107 +99,93 @@ def pack_weight(
     return np.ascontiguousarray(packed)
 
 
-def pad_spatial(x: Any, padding: tuple[int, ...]) -> Any:
-    """Zeros around the spatial axes 2 and 3 of a plain or blocked tensor."""
+def pad_spatial(x: Any, config: Conv2d) -> Any:
+    """Zeros around the picture: [N, C, H, W] stays plain, [N, C/b, H*W, b] becomes 5-dimensional."""
     from tvm import te, tirx
 
-    top, left, bottom, right = padding
-    n, c, h, w, *rest = (int(d) for d in x.shape)
+    top, left, bottom, right = config.padding
+    h, w = config.in_shape[2:]
+    blocked = int(x.shape[-1]) == config.block and int(x.shape[2]) == h * w
+    n, c = int(x.shape[0]), int(x.shape[1])
 
     def element(i: Any, k: Any, y: Any, z: Any, *lane: Any) -> Any:
         inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
-        return tirx.if_then_else(
-            inside, x(i, k, y - top, z - left, *lane), tirx.const(0, x.dtype)
-        )
+        pixel = ((y - top) * w + z - left,) if lane else (y - top, z - left)
+        return tirx.if_then_else(inside, x(i, k, *pixel, *lane), tirx.const(0, x.dtype))
 
-    shape = (n, c, h + top + bottom, w + left + right, *rest)
+    shape = (n, c, h + top + bottom, w + left + right, *((config.block,) if blocked else ()))
     return te.compute(shape, element, name="pad", tag="injective,pad")
 
 
-def conv2d_nchwc(
-    data: Any, weight: Any, config: Conv2d, kind: str, channels: int, flat: bool
-) -> Any:
-    """The convolution of a tensor that is padded already; returns [N, O/b, OH, OW, b].
+def conv2d_nchwc(data: Any, weight: Any, config: Conv2d) -> Any:
+    """The convolution of a tensor that is padded already; returns [N, O/b, OH*OW, b].
 
-    `data` is [N, I/b, H, W, b], or [N, I, H, W] with `weight` of pack_weight(plain_input=True).
-    `channels` counts the input channels with meaning. `flat`: rows are treated as one long row.
+    `data` is [N, I/b, H*W, b], or [N, I/b, H, W, b] from `pad_spatial`, or plain [N, I, H, W] with
+    weights of `pack_weight(plain_input=True)`.
     """
     from tvm import te
 
     block = config.block
     (sy, sx), (dy, dx) = config.stride, config.dilation
-    n, _, h, w = (int(d) for d in data.shape[:4])
-    if kind == "depthwise":
-        blocks, kh, kw, _ = (int(d) for d in weight.shape)
-    elif len(data.shape) == 4:
-        blocks, _, kh, kw, _ = (int(d) for d in weight.shape)
-    elif len(weight.shape) == 6:
-        blocks, _, kh, kw, _, _ = (int(d) for d in weight.shape)
-    else:
-        blocks, kh, kw, _, _ = (int(d) for d in weight.shape)
-    out_h = (h - (kh - 1) * dy - 1) // sy + 1
-    out_w = (w - (kw - 1) * dx - 1) // sx + 1
-    shape = (n, blocks, out_h, out_w, block)
-    ry = te.reduce_axis((0, kh), "ky")
-    rx = te.reduce_axis((0, kw), "kx")
+    in_w = config.in_shape[3]
+    n = config.in_shape[0]
+    _, _, out_h, out_w = config.out_shape
+    blocks = int(weight.shape[0])
+    plain_input = config.kind == "direct" and len(weight.shape) == 5 and (
+        int(weight.shape[1]) == config.in_shape[1] and tuple(map(int, weight.shape[2:4])) == config.window
+        and len(data.shape) == 4 and int(data.shape[1]) == config.in_shape[1]
+    )
+    per_group = config.in_shape[1] // config.groups
+    ry = te.reduce_axis((0, config.window[0]), "ky")
+    rx = te.reduce_axis((0, config.window[1]), "kx")
 
-    if kind == "depthwise":
-        return te.compute(
-            shape,
-            lambda i, o, y, x, b: te.sum(
-                data[i, o, y * sy + ry * dy, x * sx + rx * dx, b] * weight[o, ry, rx, b],
-                axis=[ry, rx],
-            ),
-            name="conv2d",
-            attrs={"edgesdk.template": DEPTHWISE},
-        )
-    if len(data.shape) == 4:
-        rc = te.reduce_axis((0, channels), "ci")
-        return te.compute(
-            shape,
-            lambda i, o, y, x, b: te.sum(
-                data[i, rc, y * sy + ry * dy, x * sx + rx * dx] * weight[o, rc, ry, rx, b],
-                axis=[rc, ry, rx],
-            ),
-            name="conv2d",
-            attrs={"edgesdk.template": DIRECT},
-        )
-    per_group = channels // config.groups
-    group_blocks = blocks // config.groups
+    def pixel(i: Any, channel_block: Any, y: Any, x: Any, lane: Any) -> Any:
+        row, column = y * sy + ry * dy, x * sx + rx * dx
+        if len(data.shape) == 5:
+            return data[i, channel_block, row, column, lane]
+        return data[i, channel_block, row * in_w + column, lane]
 
-    def first_block(o: Any) -> Any:
-        return 0 if config.groups == 1 else o // group_blocks * (per_group // block)
+    if config.kind == "depthwise":
 
-    if len(weight.shape) == 5:
+        def element(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
+            return te.sum(pixel(i, o, y, x, b) * weight[o, ry, rx, b], axis=[ry, rx])
+
+    elif plain_input:
+        rc = te.reduce_axis((0, per_group), "ci")
+
+        def element(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
+            scalar = data[i, rc, y * sy + ry * dy, x * sx + rx * dx]
+            return te.sum(scalar * weight[o, rc, ry, rx, b], axis=[rc, ry, rx])
+
+    elif len(weight.shape) == 5:
         rk = te.reduce_axis((0, per_group), "ci")
 
-        def tail(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
-            pixel = data[i, rk // block, y * sy + ry * dy, x * sx + rx * dx, rk % block]
-            return te.sum(pixel * weight[o, ry, rx, rk, b], axis=[ry, rx, rk])
+        def element(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
+            scalar = pixel(i, rk // block, y, x, rk % block)
+            return te.sum(scalar * weight[o, ry, rx, rk, b], axis=[ry, rx, rk])
 
-        element = tail
     else:
-        rc = te.reduce_axis((0, per_group // block), "co")
+        out_blocks, in_blocks = blocks // config.groups, per_group // block
+        rc = te.reduce_axis((0, in_blocks), "co")
         ri = te.reduce_axis((0, block), "ci")
 
-        def whole(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
-            pixel = data[i, first_block(o) + rc, y * sy + ry * dy, x * sx + rx * dx, ri]
-            return te.sum(pixel * weight[o, rc, ry, rx, ri, b], axis=[rc, ry, rx, ri])
+        def element(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
+            first = 0 if config.groups == 1 else o // out_blocks * in_blocks
+            scalar = pixel(i, first + rc, y, x, ri)
+            return te.sum(scalar * weight[o, rc, ry, rx, ri, b], axis=[rc, ry, rx, ri])
 
-        element = whole
-    if not flat:
-        return te.compute(
-            shape, element, name="conv2d", attrs={"edgesdk.template": DIRECT}
-        )
-    long_row = te.compute(
-        (n, blocks, out_h * out_w, block),
-        lambda i, o, p, b: element(i, o, p // out_w, p % out_w, b),
-        name="conv2d",
-        attrs={"edgesdk.template": DIRECT},
-    )
-    return te.compute(
-        shape, lambda i, o, y, x, b: long_row[i, o, y * out_w + x, b], name="conv2d_rows"
-    )
+    # The template splits the long row at `row`, so that p // out_w and p % out_w become loops.
+    long_row = config.pointwise and config.kind != "depthwise" and not plain_input
+    attrs = {
+        "edgesdk.template": DEPTHWISE if config.kind == "depthwise" else DIRECT,
+        "edgesdk.row": 0 if long_row else out_w,
+    }
+
+    def from_row(i: Any, o: Any, p: Any, b: Any) -> Any:
+        return element(i, o, 0, p, b) if long_row else element(i, o, p // out_w, p % out_w, b)
+
+    shape = (n, blocks, out_h * out_w, block)
+    return te.compute(shape, from_row, name="conv2d", attrs=attrs)
 
 
 @dataclass(frozen=True)
@@ -223,35 +228,34 @@ def default_decision(
 
 def schedule_direct(sch: Any, conv: Any, profile: TargetProfile) -> None:
     """Applies the direct template to the kernel that holds the block `conv`."""
+    row = int(sch.get(conv).annotations["edgesdk.row"])
     out = tiles.gather_epilogue(sch, conv)
-    loops = sch.get_loops(out)
-    n, o, y, x, b = loops[:5]
-    shape = [tiles.extent(sch, loop) for loop in loops]
-    flat = len(sch.get(conv).iter_vars) - tiles.reduction_rank(sch, conv) == 4
-    if flat:
-        x = sch.fuse(y, x)
-        rows, columns = 1, shape[2] * shape[3]
-    else:
-        rows, columns = shape[2], shape[3]
-    reads = tiles.reduction_size(sch, conv) * lanes(profile) * 4
-    decision = default_decision(columns, shape[1], rows, profile, weight_bytes=reads)
+    n, o, p, b = sch.get_loops(out)
+    blocks, pixels = tiles.extent(sch, o), tiles.extent(sch, p)
+    columns = row or pixels
+    decision = default_decision(
+        columns,
+        blocks,
+        pixels // columns,
+        profile,
+        weight_bytes=tiles.reduction_size(sch, conv) * lanes(profile) * 4,
+    )
     oo, oi = sch.split(o, [None, decision.blocks])
-    xo, xi = sch.split(x, [None, decision.columns])
-    outer = [n, oo, xo] if flat else [n, oo, y, xo]
-    sch.reorder(*outer, xi, oi, b)
-    task = sch.fuse(*outer)
+    y, xo, xi = sch.split(p, [None, columns // decision.columns, decision.columns])
+    sch.reorder(n, oo, y, xo, xi, oi, b)
+    task = sch.fuse(n, oo, y, xo)
     sch.set_scope(conv, 0, "local")
     sch.compute_at(conv, task, preserve_unit_loops=True)
     inner = sch.get_loops(conv)[1:]
     spatial = len(inner) - tiles.reduction_rank(sch, conv)
     tile, reduction = inner[:spatial], inner[spatial:]
-    channel, column, lane = tile[1], tile[-2], tile[-1]
-    rest = [loop for loop in tile if loop not in (channel, column, lane)]
-    sch.reorder(*reduction, *rest, column, channel, lane)
-    for loop in (*rest, column, channel):
+    channel, lane = tile[1], tile[-1]
+    pixel_loops = [tile[0], *tile[2:-1]]
+    sch.reorder(*reduction, *pixel_loops, channel, lane)
+    for loop in (*pixel_loops, channel):
         sch.unroll(loop)
     sch.vectorize(lane)
-    if tiles.work(sch, conv, outer=task) >= tiles.PARALLEL_WORK:
+    if tiles.work(sch, conv) >= tiles.PARALLEL_WORK:
         sch.parallel(task)
     init = sch.decompose_reduction(conv, reduction[0])
     tiles.unroll_and_vectorize(sch, init, after=1)
@@ -262,23 +266,23 @@ def schedule_direct(sch: Any, conv: Any, profile: TargetProfile) -> None:
 
 def schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile) -> None:
     """Applies the depthwise template: a row of sums in registers, the window unrolled."""
+    columns = int(sch.get(conv).annotations["edgesdk.row"])
     out = tiles.gather_epilogue(sch, conv)
-    n, c, y, x, b = sch.get_loops(out)
-    columns = tiles.extent(sch, x)
+    n, c, p, b = sch.get_loops(out)
     window = tiles.reduction_size(sch, conv)
-    limit = accumulators(profile) // 2
-    xo, xi = sch.split(x, [None, max(divisors(columns, max(4, limit)))])
-    sch.reorder(n, c, y, xo, xi, b)
+    tile_columns = max(divisors(columns, max(4, accumulators(profile) // 2)))
+    y, xo, xi = sch.split(p, [None, columns // tile_columns, tile_columns])
     task = sch.fuse(n, c, y)
     sch.set_scope(conv, 0, "local")
     sch.compute_at(conv, xo, preserve_unit_loops=True)
     inner = sch.get_loops(conv)[2:]
-    tile, reduction = inner[:5], inner[5:]
+    spatial = len(inner) - tiles.reduction_rank(sch, conv)
+    tile, reduction = inner[:spatial], inner[spatial:]
     sch.reorder(*reduction, *tile)
     for loop in tile[:-1]:
         sch.unroll(loop)
     sch.vectorize(tile[-1])
-    if tiles.work(sch, conv, outer=task) >= tiles.PARALLEL_WORK:
+    if tiles.work(sch, conv) >= tiles.PARALLEL_WORK:
         sch.parallel(task)
     init = sch.decompose_reduction(conv, reduction[0])
     tiles.unroll_and_vectorize(sch, init, after=2)

@@ -1,7 +1,7 @@
 """Graph-level layout: whole stretches of a network in channel blocks, weights packed beforehand.
 
 A convolution is fast when one vector holds neighbouring output channels, so its tensors are kept as
-[N, C/b, H, W, b] ("NCHWc") with b the lanes of a vector. This pass walks the graph once. It turns
+[N, C/b, H*W, b] ("NCHWc", the pixels as one long row) with b the lanes of a vector. This pass walks the graph once. It turns
 each convolution with constant weights into a tensor expression on blocked tensors, lets blocked
 tensors flow through element-wise operators, pooling, means, concatenation and cropping, and puts a
 transform only where an operator needs the plain layout. C is rounded up to a multiple of b: the
@@ -74,7 +74,6 @@ class _Rewriter:
             "relax.nn.avg_pool2d": self._pool2d,
             "relax.mean": self._mean,
             "relax.concat": self._concat,
-            "relax.strided_slice": self._strided_slice,
             "relax.matmul": self._matmul,
         }
         self.rules |= {f"relax.{name}": self._elementwise for name in _UNARY | _BINARY}
@@ -159,7 +158,7 @@ class _Rewriter:
 
         n, c, h, w = value.shape
         if c % self.block == 0 and h * w == 1:
-            return self.bb.emit(relax.op.reshape(value.plain, (n, c // self.block, h, w, self.block)))
+            return self.bb.emit(relax.op.reshape(value.plain, (n, c // self.block, 1, self.block)))
         return self._te(block_tensor, value.plain, block=self.block, hint="block")
 
     def _emit_unblocked(self, value: _Tensor) -> Any:
@@ -168,7 +167,7 @@ class _Rewriter:
         n, c, h, w = value.shape
         if c % self.block == 0 and h * w == 1:
             return self.bb.emit(relax.op.reshape(value.blocked, value.shape))
-        return self._te(unblock_tensor, value.blocked, channels=c, hint="unblock")
+        return self._te(unblock_tensor, value.blocked, shape=value.shape, hint="unblock")
 
     # The operators.
 
@@ -203,39 +202,59 @@ class _Rewriter:
         weight = _constant(self._get(call.args[1]).plain)
         attrs = call.attrs
         shape, dtype = _type_of(call)
-        if weight is None or shape is None or dtype != "float32":
+        if weight is None or shape is None or dtype != "float32" or 0 in (*shape, *data.shape):
             return None
         if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
             return None
         config = conv2d.Conv2d(
+            in_shape=data.shape,
+            out_shape=shape,
+            window=tuple(weight.shape[2:]),
             stride=_ints(attrs.strides),
             padding=_ints(attrs.padding),
             dilation=_ints(attrs.dilation),
             groups=int(attrs.groups),
             block=self.block,
         )
-        channels = data.shape[1]
-        kind = conv2d.kind_of(config, channels, shape[1])
-        if kind is None:
-            return None
+        if config.kind == "split groups":
+            return self._split_groups(data, weight, config, dtype)
         # Few input channels (a picture): broadcasting them needs no blocks.
-        read_plain = kind == "direct" and data.blocked is None and channels < self.block
-        source = data.plain if read_plain else self._blocked(data)
+        plain = config.kind == "direct" and data.blocked is None and data.shape[1] < self.block
+        source = data.plain if plain else self._blocked(data)
+        return _Tensor(shape, dtype, blocked=self._convolve(source, weight, config, plain=plain))
+
+    def _convolve(self, source: Any, weight: np.ndarray, config: Any, *, plain: bool) -> Any:
         if any(config.padding):
-            source = self._te(conv2d.pad_spatial, source, padding=config.padding, hint="pad")
-        packed = conv2d.pack_weight(weight, config, kind, plain_input=read_plain)
-        flat = kind == "direct" and not read_plain and conv2d.is_pointwise(config, weight.shape)
-        result = self._te(
-            conv2d.conv2d_nchwc,
-            source,
-            _const(packed),
-            config=config,
-            kind=kind,
-            channels=channels,
-            flat=flat,
-            hint=f"conv2d_{kind}",
+            source = self._te(conv2d.pad_spatial, source, config=config, hint="pad")
+        packed = _const(conv2d.pack_weight(weight, config, plain_input=plain))
+        return self._te(
+            conv2d.conv2d_nchwc, source, packed, config=config, hint=f"conv2d_{config.kind}"
         )
-        return _Tensor(shape, dtype, blocked=result)
+
+    def _split_groups(
+        self, data: _Tensor, weight: np.ndarray, config: Any, dtype: str
+    ) -> _Tensor:
+        """A grouped convolution whose groups do not fill blocks: each group is rounded up to whole
+        blocks for it, and the plain layout comes out, since the lanes between groups are empty."""
+        if data.plain is None:
+            data.plain = self._emit_unblocked(data)
+        groups = config.groups
+        source = self._te(
+            block_tensor, data.plain, block=self.block, groups=groups, hint="block_groups"
+        )
+        rounded, wider = conv2d.round_groups(weight, config)
+        result = self._convolve(source, wider, rounded, plain=False)
+        return _Tensor(
+            config.out_shape,
+            dtype,
+            plain=self._te(
+                unblock_tensor,
+                result,
+                shape=config.out_shape,
+                groups=groups,
+                hint="unblock_groups",
+            ),
+        )
 
     def _pool2d(self, call: Any) -> _Tensor | None:
         data = self._get(call.args[0])
@@ -246,6 +265,7 @@ class _Rewriter:
         result = self._te(
             pool.pool2d_nchwc,
             data.blocked,
+            in_hw=data.shape[2:],
             kind="max" if "max" in call.op.name else "avg",
             window=_ints(attrs.pool_size),
             stride=_ints(attrs.strides),
@@ -286,22 +306,10 @@ class _Rewriter:
         if len(shape) != 4 or not any(p.blocked is not None for p in parts):
             return None
         axis = int(call.attrs.axis) % 4
-        if axis == 1 and any(p.shape[1] % self.block for p in parts[:-1]):
-            return None
-        if any(p.blocked is None and len(p.shape) != 4 for p in parts):
+        if axis == 3 or (axis == 1 and any(p.shape[1] % self.block for p in parts[:-1])):
             return None
         joined = relax.op.concat([self._blocked(p) for p in parts], axis)
         return _Tensor(shape, dtype, blocked=self.bb.emit(joined))
-
-    def _strided_slice(self, call: Any) -> _Tensor | None:
-        data = self._get(call.args[0])
-        if data.blocked is None:
-            return None
-        axes = [int(getattr(a, "value", a)) % 4 for a in call.args[1].fields]
-        if 1 in axes:
-            return None
-        shape, dtype = _type_of(call)
-        return _Tensor(shape, dtype, blocked=self._emit_call(call, [data.blocked, *call.args[1:]]))
 
     def _elementwise(self, call: Any) -> _Tensor | None:
         parts = [self._get(a) for a in call.args]
@@ -322,21 +330,24 @@ class _Rewriter:
         from tvm import relax
 
         rank = len(part.shape)
-        channels = part.shape[-3] if rank >= 3 else 1
-        if rank == 4 and channels == shape[1]:
-            return self._blocked(part)
+        if rank > 4:
+            return None
+        n, c, h, w = full = (1,) * (4 - rank) + part.shape
+        if (h, w) not in ((1, 1), shape[2:]):
+            return None
         constant = _constant(part.plain) if part.plain is not None else None
+        if constant is not None and constant.size == 1:
+            return _const(constant.reshape(()))
+        if c == shape[1] and c > 1:
+            if constant is not None:
+                return _const(block_array(constant.reshape(full), self.block))
+            return self._blocked(part) if rank == 4 else None
+        if part.blocked is not None:
+            return None
+        # The same for all channels: broadcast over blocks and lanes.
         if constant is not None:
-            if constant.size == 1:
-                return _const(constant.reshape(()))
-            full = constant.reshape((1,) * (4 - rank) + part.shape)
-            if channels == shape[1]:
-                return _const(block_array(full, self.block))
-            return _const(full[..., None]) if channels == 1 else None
-        if part.blocked is None and channels == 1 and rank <= 4:
-            full_shape = (1,) * (4 - rank) + part.shape + (1,)
-            return self.bb.emit(relax.op.reshape(part.plain, full_shape))
-        return None
+            return _const(constant.reshape(n, 1, h * w, 1))
+        return self.bb.emit(relax.op.reshape(part.plain, (n, 1, h * w, 1)))
 
     def _matmul(self, call: Any) -> Any:
         from tvm import relax
@@ -369,40 +380,50 @@ class _Rewriter:
 
 
 def block_array(array: np.ndarray, block: int) -> np.ndarray:
-    """[N, C, H, W] -> [N, ceil(C/block), H, W, block]; zeros in the lanes beyond C."""
+    """[N, C, H, W] -> [N, ceil(C/block), H*W, block]; zeros in the lanes beyond C."""
     import numpy as np
 
     n, c, h, w = array.shape
-    padded = np.zeros((n, -(-c // block) * block, h, w), array.dtype)
-    padded[:, :c] = array
-    return np.ascontiguousarray(
-        padded.reshape(n, -1, block, h, w).transpose(0, 1, 3, 4, 2)
-    )
+    padded = np.zeros((n, -(-c // block) * block, h * w), array.dtype)
+    padded[:, :c] = array.reshape(n, c, h * w)
+    return np.ascontiguousarray(padded.reshape(n, -1, block, h * w).transpose(0, 1, 3, 2))
 
 
-def block_tensor(x: Any, block: int) -> Any:
-    """The same as a tensor expression."""
+def block_tensor(x: Any, block: int, groups: int = 1) -> Any:
+    """The same as a tensor expression; with `groups`, each group begins a new block."""
     from tvm import te, tirx
 
     n, c, h, w = (int(d) for d in x.shape)
+    per_group = c // groups
+    blocks = -(-per_group // block)
 
-    def element(i: Any, co: Any, y: Any, z: Any, ci: Any) -> Any:
-        channel = co * block + ci
-        if c % block == 0:
-            return x[i, channel, y, z]
-        return tirx.if_then_else(channel < c, x[i, channel, y, z], tirx.const(0, x.dtype))
+    def element(i: Any, co: Any, p: Any, ci: Any) -> Any:
+        channel = co % blocks * block + ci
+        value = x[i, co // blocks * per_group + channel, p // w, p % w]
+        if per_group % block == 0:
+            return value
+        return tirx.if_then_else(channel < per_group, value, tirx.const(0, x.dtype))
 
-    return te.compute((n, -(-c // block), h, w, block), element, name="block", tag="injective")
+    shape = (n, groups * blocks, h * w, block)
+    return te.compute(shape, element, name="block", tag="injective")
 
 
-def unblock_tensor(x: Any, channels: int) -> Any:
-    """[N, C/b, H, W, b] -> [N, channels, H, W]."""
+def unblock_tensor(x: Any, shape: tuple[int, ...], groups: int = 1) -> Any:
+    """[N, C/b, H*W, b] -> `shape` (N, C, H, W); the inverse of `block_tensor`."""
     from tvm import te
 
-    n, _, h, w, block = (int(d) for d in x.shape)
+    block = int(x.shape[-1])
+    _, c, _, w = shape
+    per_group = c // groups
+    blocks = -(-per_group // block)
     return te.compute(
-        (n, channels, h, w),
-        lambda i, c, y, z: x[i, c // block, y, z, c % block],
+        shape,
+        lambda i, c, y, z: x[
+            i,
+            c // per_group * blocks + c % per_group // block,
+            y * w + z,
+            c % per_group % block,
+        ],
         name="unblock",
         tag="injective",
     )

@@ -14,6 +14,7 @@ GLOBAL_MEAN = "global_mean"
 def pool2d_nchwc(
     data: Any,
     *,
+    in_hw: tuple[int, ...],
     kind: str,
     window: tuple[int, ...],
     stride: tuple[int, ...],
@@ -22,7 +23,7 @@ def pool2d_nchwc(
     out_hw: tuple[int, ...],
     count_include_pad: bool,
 ) -> Any:
-    """Maximum ("max") or mean ("avg") over windows of [N, C/b, H, W, b].
+    """Maximum ("max") or mean ("avg") over windows of [N, C/b, H*W, b].
 
     `padding` is top, left, bottom, right. Positions outside the picture count as minus infinity for
     the maximum; the mean leaves them out, or counts those of the padding as zeros. Windows may
@@ -30,7 +31,8 @@ def pool2d_nchwc(
     """
     from tvm import te, tirx
 
-    n, c, h, w, block = (int(d) for d in data.shape)
+    n, c, _, block = (int(d) for d in data.shape)
+    h, w = in_hw
     (kh, kw), (sy, sx), (dy, dx) = window, stride, dilation
     top, left, bottom, right = padding
     out_h, out_w = (int(d) for d in out_hw)
@@ -46,25 +48,20 @@ def pool2d_nchwc(
     def pixel(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
         iy, ix = y * sy + ry * dy - top, x * sx + rx * dx - left
         if inside_always:
-            return data[i, o, iy, ix, b]
+            return data[i, o, iy * w + ix, b]
         inside = tirx.all(iy >= 0, iy < h, ix >= 0, ix < w)
-        return tirx.if_then_else(inside, data[i, o, iy, ix, b], outside)
+        return tirx.if_then_else(inside, data[i, o, iy * w + ix, b], outside)
 
-    shape = (n, c, out_h, out_w, block)
-    attrs = {"edgesdk.template": POOL}
-    if kind == "max":
-        return te.compute(
-            shape,
-            lambda i, o, y, x, b: te.max(pixel(i, o, y, x, b), axis=[ry, rx]),
-            name="pool2d",
-            attrs=attrs,
-        )
+    combine = te.max if kind == "max" else te.sum
+    shape = (n, c, out_h * out_w, block)
     total = te.compute(
         shape,
-        lambda i, o, y, x, b: te.sum(pixel(i, o, y, x, b), axis=[ry, rx]),
+        lambda i, o, p, b: combine(pixel(i, o, p // out_w, p % out_w, b), axis=[ry, rx]),
         name="pool2d",
-        attrs=attrs,
+        attrs={"edgesdk.template": POOL, "edgesdk.row": out_w},
     )
+    if kind == "max":
+        return total
 
     def counted(index: Any, step: int, start: int, size: int, end: int, taps: int, gap: int) -> Any:
         """Window positions along one axis that count."""
@@ -74,51 +71,52 @@ def pool2d_nchwc(
         upto = tirx.min(taps, (high - first + gap - 1) // gap)
         return tirx.max(upto - below, 0)
 
-    def mean(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
+    def mean(i: Any, o: Any, p: Any, b: Any) -> Any:
+        y, x = p // out_w, p % out_w
         rows = counted(y, sy, top, h, bottom, kh, dy)
         columns = counted(x, sx, left, w, right, kw, dx)
         count = tirx.max(rows * columns, 1)
         if inside_always:
             count = kh * kw
-        return total[i, o, y, x, b] / tirx.Cast(data.dtype, count)
+        return total[i, o, p, b] / tirx.Cast(data.dtype, count)
 
     return te.compute(shape, mean, name="pool2d_mean")
 
 
 def global_mean_nchwc(data: Any) -> Any:
-    """The mean over height and width: [N, C/b, H, W, b] -> [N, C/b, 1, 1, b]."""
+    """The mean over all pixels: [N, C/b, P, b] -> [N, C/b, 1, b]."""
     from tvm import te, tirx
 
-    n, c, h, w, block = (int(d) for d in data.shape)
-    ry = te.reduce_axis((0, h), "y")
-    rx = te.reduce_axis((0, w), "x")
+    n, c, pixels, block = (int(d) for d in data.shape)
+    rp = te.reduce_axis((0, pixels), "p")
     total = te.compute(
-        (n, c, 1, 1, block),
-        lambda i, o, y, x, b: te.sum(data[i, o, ry, rx, b], axis=[ry, rx]),
+        (n, c, 1, block),
+        lambda i, o, p, b: te.sum(data[i, o, rp, b], axis=rp),
         name="global_sum",
-        attrs={"edgesdk.template": GLOBAL_MEAN},
+        attrs={"edgesdk.template": GLOBAL_MEAN, "edgesdk.row": 1},
     )
     return te.compute(
-        (n, c, 1, 1, block),
-        lambda i, o, y, x, b: total[i, o, y, x, b] / tirx.const(h * w, data.dtype),
+        (n, c, 1, block),
+        lambda i, o, p, b: total[i, o, p, b] / tirx.const(pixels, data.dtype),
         name="global_mean",
     )
 
 
 def schedule_pool(sch: Any, block: Any, profile: TargetProfile) -> None:
     """Applies the template: one vector of sums per output pixel, the window inside."""
+    row = int(sch.get(block).annotations["edgesdk.row"])
     out = tiles.gather_epilogue(sch, block)
-    loops = sch.get_loops(out)
-    lane, pixel = loops[-1], loops[-2]
-    size = tiles.work(sch, out) * tiles.reduction_size(sch, block)
+    n, c, p, lane = sch.get_loops(out)
+    y, x = sch.split(p, [None, row])
+    task = sch.fuse(n, c, y)
     sch.set_scope(block, 0, "local")
-    sch.compute_at(block, pixel, preserve_unit_loops=True)
-    inner = sch.get_loops(block)[len(loops) - 1 :]
-    tile, reduction = inner[: len(loops)], inner[len(loops) :]
+    sch.compute_at(block, x, preserve_unit_loops=True)
+    inner = sch.get_loops(block)[2:]
+    spatial = len(inner) - tiles.reduction_rank(sch, block)
+    tile, reduction = inner[:spatial], inner[spatial:]
     sch.reorder(*reduction, *tile)
     sch.vectorize(tile[-1])
-    task = sch.fuse(*loops[:3])
-    if size >= tiles.PARALLEL_WORK:
+    if tiles.work(sch, block) >= tiles.PARALLEL_WORK:
         sch.parallel(task)
     init = sch.decompose_reduction(block, reduction[0])
     sch.vectorize(sch.get_loops(init)[-1])
