@@ -61,6 +61,7 @@ constexpr Bit kBits[] = {
     {"avx512_bf16", 7, 1, kEax, 5, kAvx512State},
     {"abm", 0x80000001u, 0, kEcx, 5, kNoState},
     {"lahf_lm", 0x80000001u, 0, kEcx, 0, kNoState},
+    {"fma4", 0x80000001u, 0, kEcx, 16, kAvxState},
 };
 
 uint32_t EnabledStates() {

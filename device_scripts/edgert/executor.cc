@@ -23,6 +23,11 @@ T* AllocateArray(size_t count) {
   return static_cast<T*>(calloc(count == 0 ? 1 : count, sizeof(T)));
 }
 
+// memcpy must not be given NULL, not even for no bytes.
+void Copy(void* to, const void* from, uint64_t bytes) {
+  if (bytes > 0) memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 }  // namespace
 
 int CurrentMaxThreads() { return current_max_threads; }
@@ -95,7 +100,7 @@ bool Executor::Allocate() {
   for (uint32_t i = 0; i < plan_.num_outputs; ++i) {
     outputs_[i].own = AllocateAligned(plan_.outputs[i].size_bytes);
     if (outputs_[i].own == nullptr) return false;
-    io_bytes_ += plan_.outputs[i].size_bytes;
+    io_bytes_ += static_cast<size_t>(plan_.outputs[i].size_bytes);
     Bind(kEdgertOutput, i, outputs_[i].own);
   }
   return true;
@@ -116,7 +121,7 @@ edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_b
                 static_cast<int>(index), plan_.num_inputs);
   }
   const edgert_port& info = plan_.inputs[index];
-  if (data == nullptr || size_bytes != info.size_bytes) {
+  if ((data == nullptr && size_bytes > 0) || size_bytes != info.size_bytes) {
     return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "input '%s' needs %llu bytes, got %llu%s",
                 info.name, static_cast<unsigned long long>(info.size_bytes),
                 static_cast<unsigned long long>(size_bytes), data == nullptr ? " at NULL" : "");
@@ -130,7 +135,10 @@ edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_b
   }
   port.caller = const_cast<void*>(data);
   port.copy = copy;
-  Bind(kEdgertInput, static_cast<uint32_t>(index), copy ? port.own : port.caller);
+  port.bound = true;
+  // Kernels refuse tensors at NULL, even those of no elements.
+  void* base = copy ? port.own : data != nullptr ? port.caller : arena_;
+  Bind(kEdgertInput, static_cast<uint32_t>(index), base);
   return EDGESDK_OK;
 }
 
@@ -154,23 +162,26 @@ edgesdk_status Executor::SetOutput(int32_t index, void* data, size_t size_bytes)
 }
 
 edgesdk_status Executor::GetOutput(int32_t index, const void** data, size_t* size_bytes) {
-  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_outputs || data == nullptr) {
+  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_outputs) {
     return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no output %d: the model has %u",
                 static_cast<int>(index), plan_.num_outputs);
   }
+  if (data == nullptr) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "get_output needs a place to write to");
+  }
   const Port& port = outputs_[index];
   *data = port.caller != nullptr ? port.caller : port.own;
-  if (size_bytes != nullptr) *size_bytes = plan_.outputs[index].size_bytes;
+  if (size_bytes != nullptr) *size_bytes = static_cast<size_t>(plan_.outputs[index].size_bytes);
   return EDGESDK_OK;
 }
 
 edgesdk_status Executor::Run() {
   for (uint32_t i = 0; i < plan_.num_inputs; ++i) {
     Port& port = inputs_[i];
-    if (port.caller == nullptr) {
+    if (!port.bound) {
       return Fail(EDGESDK_ERROR_INPUT_MISSING, "input '%s' was never set", plan_.inputs[i].name);
     }
-    if (port.copy) memcpy(port.own, port.caller, plan_.inputs[i].size_bytes);
+    if (port.copy) Copy(port.own, port.caller, plan_.inputs[i].size_bytes);
   }
   int outer_max_threads = current_max_threads;
   current_max_threads = max_threads_;
@@ -189,7 +200,7 @@ edgesdk_status Executor::Run() {
   if (status != EDGESDK_OK) return status;
   for (uint32_t i = 0; i < plan_.num_outputs; ++i) {
     const Port& port = outputs_[i];
-    if (port.copy) memcpy(port.caller, port.own, plan_.outputs[i].size_bytes);
+    if (port.copy) Copy(port.caller, port.own, plan_.outputs[i].size_bytes);
   }
   return EDGESDK_OK;
 }
@@ -200,16 +211,19 @@ edgesdk_status Executor::RunStep(uint32_t index) {
   if (step.kernel == nullptr) {
     const DLTensor* from = static_cast<const DLTensor*>(arguments[0].v_ptr);
     const DLTensor* to = static_cast<const DLTensor*>(arguments[1].v_ptr);
-    memcpy(to->data, from->data, plan_.tensors[step.args[1]].size_bytes);
+    Copy(to->data, from->data, plan_.tensors[step.args[1]].size_bytes);
     return EDGESDK_OK;
   }
   TVMFFIAny result;
   memset(&result, 0, sizeof(result));
   KernelError::Clear();
-  if (step.kernel(nullptr, arguments, static_cast<int32_t>(step.num_args), &result) == 0) {
-    return EDGESDK_OK;
+  int code = step.kernel(nullptr, arguments, static_cast<int32_t>(step.num_args), &result);
+  if (code == 0) return EDGESDK_OK;
+  const char* reason = KernelError::Message();
+  if (reason[0] != '\0') {
+    return Fail(EDGESDK_ERROR_KERNEL, "%s failed: %s", step.kernel_name, reason);
   }
-  return Fail(EDGESDK_ERROR_KERNEL, "%s failed: %s", step.kernel_name, KernelError::Message());
+  return Fail(EDGESDK_ERROR_KERNEL, "%s failed with code %d", step.kernel_name, code);
 }
 
 void Executor::SetProfiling(bool enabled) {
@@ -218,9 +232,12 @@ void Executor::SetProfiling(bool enabled) {
 }
 
 edgesdk_status Executor::LayerInfo(int32_t index, edgesdk_layer_info* info) {
-  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_steps || info == nullptr) {
+  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_steps) {
     return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no layer %d: the model has %u",
                 static_cast<int>(index), plan_.num_steps);
+  }
+  if (info == nullptr) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "layer_info needs a place to write to");
   }
   const edgert_step& step = plan_.steps[index];
   *info = edgesdk_layer_info{step.layer_name, step.kernel_name, times_[index].last_ns,

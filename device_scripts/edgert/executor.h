@@ -37,9 +37,10 @@ class Executor {
 
  private:
   struct Port {
-    void* caller;  // what the caller bound, nullptr: nothing
+    void* caller;  // what the caller bound, nullptr: nothing, or an input of no bytes
     void* own;     // memory of the handle: outputs always, inputs when the caller's is unaligned
     bool copy;     // the caller's memory is unaligned: copy on each run
+    bool bound;    // inputs only: the caller has set it
   };
   struct StepTime {
     uint64_t last_ns;

@@ -2,18 +2,19 @@
 #ifndef EDGERT_KERNEL_ERROR_H_
 #define EDGERT_KERNEL_ERROR_H_
 
+#include <stddef.h>
+
 namespace edgert {
 
 class KernelError {
  public:
+  // Longer messages are cut.
+  static constexpr size_t kBytes = 1024;
+
   // What generated code last raised on this thread, or "".
   static const char* Message();
+  static void Set(const char* message);
   static void Clear();
-
-  // A worker hands its message to the thread that launched the loop. One loop runs at a time, and
-  // only its first failing task moves a message, so one shared place is enough.
-  static void MoveToShared();
-  static void TakeFromShared();
 };
 
 }  // namespace edgert

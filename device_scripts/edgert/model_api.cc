@@ -42,6 +42,11 @@ edgesdk_status FailOpen(const edgesdk_options* options, edgesdk_status status, c
   return status;
 }
 
+// For the functions that may be handed NULL by mistake.
+edgesdk_status NoHandle() {
+  return FailOpen(nullptr, EDGESDK_ERROR_INVALID_ARGUMENT, "the model handle is NULL");
+}
+
 edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesdk_model** model) {
   const edgert_plan& plan = edgert_model_plan;
   if (model == nullptr) {
@@ -54,6 +59,12 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
         "the program was built for ABI version %u of edgesdk_model.h, this library for %u",
         abi_version, EDGESDK_ABI_VERSION);
   }
+  if (options != nullptr && options->struct_size < sizeof(edgesdk_options)) {
+    return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT,
+                    "options.struct_size is %zu, should be %zu: sizeof(edgesdk_options)",
+                    options->struct_size, sizeof(edgesdk_options));
+  }
+  // A name that edgert has no test for is not refused: the profile may know more than it.
   for (const char* const* name = plan.cpu_features; *name != nullptr; ++name) {
     if (CpuFeature(*name) == Feature::kAbsent) {
       return FailOpen(options, EDGESDK_ERROR_DEVICE,
@@ -61,8 +72,7 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
                       plan.target);
     }
   }
-  bool has_options = options != nullptr && options->struct_size >= sizeof(edgesdk_options);
-  int num_threads = has_options ? options->num_threads : 0;
+  int num_threads = options != nullptr ? options->num_threads : 0;
   if (num_threads < 0) {
     return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT, "num_threads is %d", num_threads);
   }
@@ -88,24 +98,36 @@ const char* LastError(const edgesdk_model* model) {
   return model == nullptr ? open_error : model->executor->last_error();
 }
 
-const char* Name(const edgesdk_model* model) { return model->executor->plan().name; }
-const char* Target(const edgesdk_model* model) { return model->executor->plan().target; }
-const char* BuildId(const edgesdk_model* model) { return model->executor->plan().build_id; }
+const char* Name(const edgesdk_model* model) {
+  return model == nullptr ? "" : model->executor->plan().name;
+}
+
+const char* Target(const edgesdk_model* model) {
+  return model == nullptr ? "" : model->executor->plan().target;
+}
+
+const char* BuildId(const edgesdk_model* model) {
+  return model == nullptr ? "" : model->executor->plan().build_id;
+}
 
 int32_t NumInputs(const edgesdk_model* model) {
-  return static_cast<int32_t>(model->executor->plan().num_inputs);
+  return model == nullptr ? 0 : static_cast<int32_t>(model->executor->plan().num_inputs);
 }
 
 int32_t NumOutputs(const edgesdk_model* model) {
-  return static_cast<int32_t>(model->executor->plan().num_outputs);
+  return model == nullptr ? 0 : static_cast<int32_t>(model->executor->plan().num_outputs);
 }
 
 edgesdk_status PortInfo(edgesdk_model* model, const edgert_port* ports, uint32_t count,
                         const char* what, int32_t index, edgesdk_tensor_info* info) {
-  if (index < 0 || static_cast<uint32_t>(index) >= count || info == nullptr) {
+  if (index < 0 || static_cast<uint32_t>(index) >= count) {
     return model->executor->Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
                                  "there is no %s %d: the model has %u", what,
                                  static_cast<int>(index), count);
+  }
+  if (info == nullptr) {
+    return model->executor->Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
+                                 "%s_info needs a place to write to", what);
   }
   const edgert_port& port = ports[index];
   *info = edgesdk_tensor_info{port.name, static_cast<edgesdk_dtype>(port.dtype), port.ndim,
@@ -114,43 +136,54 @@ edgesdk_status PortInfo(edgesdk_model* model, const edgert_port* ports, uint32_t
 }
 
 edgesdk_status InputInfo(edgesdk_model* model, int32_t index, edgesdk_tensor_info* info) {
+  if (model == nullptr) return NoHandle();
   const edgert_plan& plan = model->executor->plan();
   return PortInfo(model, plan.inputs, plan.num_inputs, "input", index, info);
 }
 
 edgesdk_status OutputInfo(edgesdk_model* model, int32_t index, edgesdk_tensor_info* info) {
+  if (model == nullptr) return NoHandle();
   const edgert_plan& plan = model->executor->plan();
   return PortInfo(model, plan.outputs, plan.num_outputs, "output", index, info);
 }
 
 edgesdk_status SetInput(edgesdk_model* model, int32_t index, const void* data, size_t size_bytes) {
+  if (model == nullptr) return NoHandle();
   return model->executor->SetInput(index, data, size_bytes);
 }
 
 edgesdk_status SetOutput(edgesdk_model* model, int32_t index, void* data, size_t size_bytes) {
+  if (model == nullptr) return NoHandle();
   return model->executor->SetOutput(index, data, size_bytes);
 }
 
-edgesdk_status Run(edgesdk_model* model) { return model->executor->Run(); }
+edgesdk_status Run(edgesdk_model* model) {
+  if (model == nullptr) return NoHandle();
+  return model->executor->Run();
+}
 
 edgesdk_status GetOutput(edgesdk_model* model, int32_t index, const void** data,
                          size_t* size_bytes) {
+  if (model == nullptr) return NoHandle();
   return model->executor->GetOutput(index, data, size_bytes);
 }
 
 void SetProfiling(edgesdk_model* model, int32_t enabled) {
+  if (model == nullptr) return;
   model->executor->SetProfiling(enabled != 0);
 }
 
 int32_t NumLayers(const edgesdk_model* model) {
-  return static_cast<int32_t>(model->executor->plan().num_steps);
+  return model == nullptr ? 0 : static_cast<int32_t>(model->executor->plan().num_steps);
 }
 
 edgesdk_status LayerInfo(edgesdk_model* model, int32_t index, edgesdk_layer_info* info) {
+  if (model == nullptr) return NoHandle();
   return model->executor->LayerInfo(index, info);
 }
 
 edgesdk_status Memory(edgesdk_model* model, edgesdk_memory_info* info) {
+  if (model == nullptr) return NoHandle();
   if (info == nullptr) {
     return model->executor->Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
                                  "memory needs a place to write to");
@@ -159,7 +192,9 @@ edgesdk_status Memory(edgesdk_model* model, edgesdk_memory_info* info) {
   return EDGESDK_OK;
 }
 
-int32_t NumThreads(const edgesdk_model* model) { return model->executor->NumThreads(); }
+int32_t NumThreads(const edgesdk_model* model) {
+  return model == nullptr ? 0 : model->executor->NumThreads();
+}
 
 const edgesdk_api kApi = {
     EDGESDK_ABI_VERSION,
@@ -188,6 +223,11 @@ const edgesdk_api kApi = {
 }  // namespace
 }  // namespace edgert
 
+// The table of the library that opened the handle; of this library for NULL.
+static const edgesdk_api* Api(const edgesdk_model* model) {
+  return model != nullptr ? model->api : &edgert::kApi;
+}
+
 extern "C" {
 
 edgesdk_status edgert_open(uint32_t abi_version, const edgesdk_options* options,
@@ -204,75 +244,73 @@ edgesdk_status edgesdk_model_open(uint32_t abi_version, const edgesdk_options* o
   return edgert::Open(abi_version, options, model);
 }
 
-void edgesdk_model_close(edgesdk_model* model) {
-  if (model != nullptr) model->api->close(model);
-}
+void edgesdk_model_close(edgesdk_model* model) { Api(model)->close(model); }
 
 const char* edgesdk_model_last_error(const edgesdk_model* model) {
-  return model != nullptr ? model->api->last_error(model) : edgert::LastError(nullptr);
+  return Api(model)->last_error(model);
 }
 
-const char* edgesdk_model_name(const edgesdk_model* model) { return model->api->name(model); }
-const char* edgesdk_model_target(const edgesdk_model* model) { return model->api->target(model); }
+const char* edgesdk_model_name(const edgesdk_model* model) { return Api(model)->name(model); }
+const char* edgesdk_model_target(const edgesdk_model* model) { return Api(model)->target(model); }
 
 const char* edgesdk_model_build_id(const edgesdk_model* model) {
-  return model->api->build_id(model);
+  return Api(model)->build_id(model);
 }
 
 int32_t edgesdk_model_num_inputs(const edgesdk_model* model) {
-  return model->api->num_inputs(model);
+  return Api(model)->num_inputs(model);
 }
 
 int32_t edgesdk_model_num_outputs(const edgesdk_model* model) {
-  return model->api->num_outputs(model);
+  return Api(model)->num_outputs(model);
 }
 
 edgesdk_status edgesdk_model_input_info(edgesdk_model* model, int32_t index,
                                         edgesdk_tensor_info* info) {
-  return model->api->input_info(model, index, info);
+  return Api(model)->input_info(model, index, info);
 }
 
 edgesdk_status edgesdk_model_output_info(edgesdk_model* model, int32_t index,
                                          edgesdk_tensor_info* info) {
-  return model->api->output_info(model, index, info);
+  return Api(model)->output_info(model, index, info);
 }
 
 edgesdk_status edgesdk_model_set_input(edgesdk_model* model, int32_t index, const void* data,
                                        size_t size_bytes) {
-  return model->api->set_input(model, index, data, size_bytes);
+  return Api(model)->set_input(model, index, data, size_bytes);
 }
 
 edgesdk_status edgesdk_model_set_output(edgesdk_model* model, int32_t index, void* data,
                                         size_t size_bytes) {
-  return model->api->set_output(model, index, data, size_bytes);
+  return Api(model)->set_output(model, index, data, size_bytes);
 }
 
-edgesdk_status edgesdk_model_run(edgesdk_model* model) { return model->api->run(model); }
+edgesdk_status edgesdk_model_run(edgesdk_model* model) { return Api(model)->run(model); }
 
 edgesdk_status edgesdk_model_get_output(edgesdk_model* model, int32_t index, const void** data,
                                         size_t* size_bytes) {
-  return model->api->get_output(model, index, data, size_bytes);
+  return Api(model)->get_output(model, index, data, size_bytes);
 }
 
 void edgesdk_model_set_profiling(edgesdk_model* model, int32_t enabled) {
-  model->api->set_profiling(model, enabled);
+  Api(model)->set_profiling(model, enabled);
 }
 
 int32_t edgesdk_model_num_layers(const edgesdk_model* model) {
-  return model->api->num_layers(model);
+  return Api(model)->num_layers(model);
 }
 
 edgesdk_status edgesdk_model_layer_info(edgesdk_model* model, int32_t index,
                                         edgesdk_layer_info* info) {
-  return model->api->layer_info(model, index, info);
+  return Api(model)->layer_info(model, index, info);
 }
 
 edgesdk_status edgesdk_model_memory(edgesdk_model* model, edgesdk_memory_info* info) {
-  return model->api->memory(model, info);
+  return Api(model)->memory(model, info);
 }
 
 int32_t edgesdk_model_num_threads(const edgesdk_model* model) {
-  return model->api->num_threads(model);
+  return Api(model)->num_threads(model);
 }
 
 }  // extern "C"

@@ -15,10 +15,9 @@ namespace edgert {
 // TVM's generated code loads vectors with this alignment.
 constexpr size_t kAlignment = 64;
 
-inline size_t AlignUp(size_t bytes) { return (bytes + kAlignment - 1) & ~(kAlignment - 1); }
-
-// Returns memory aligned to kAlignment, or nullptr. Size 0 gives a valid pointer.
-void* AllocateAligned(size_t bytes);
+// Returns memory aligned to kAlignment, or nullptr. Size 0 gives a valid pointer. The size has 64
+// bits as in plans: what a 32-bit system cannot address is refused, not cut.
+void* AllocateAligned(uint64_t bytes);
 void FreeAligned(void* memory);
 
 // Nanoseconds of a clock that never goes back.
@@ -26,6 +25,10 @@ uint64_t NowNs();
 
 // CPUs that this process may run on (its affinity mask), at least 1.
 int UsableCpus();
+
+// Starts a thread that takes no signals but those of its own faults (and SIGPROF, for profilers):
+// the program's handlers run on the program's threads. Returns whether it runs.
+bool StartThread(pthread_t* thread, void* (*main)(void*), void* argument);
 
 // Tells the CPU that this is a waiting loop.
 inline void SpinPause() {

@@ -1,10 +1,9 @@
 #include "thread_pool.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <new>
-
-#include "kernel_error.h"
 
 namespace edgert {
 namespace {
@@ -29,7 +28,15 @@ uint64_t SpinFromEnvironment() {
   return value > 0 ? static_cast<uint64_t>(value) * 1000u : 0;
 }
 
+// Runs in a child right after fork(): its copy of the pool has no threads, and its mutexes may be
+// held by threads that do not exist. The next use builds a new pool over it.
+void ForgetSharedPool() { shared_once = PTHREAD_ONCE_INIT; }
+
 void MakeShared() {
+  static bool forks_are_watched = false;
+  if (!forks_are_watched) {
+    forks_are_watched = pthread_atfork(nullptr, nullptr, ForgetSharedPool) == 0;
+  }
   new (shared_storage) ThreadPool(ThreadsFromEnvironment(), SpinFromEnvironment());
 }
 
@@ -55,38 +62,30 @@ ThreadPool& ThreadPool::Shared() {
   return *reinterpret_cast<ThreadPool*>(shared_storage);
 }
 
-ThreadPool::ThreadPool(int num_threads, uint64_t spin_ns)
-    : num_threads_(num_threads), spin_ns_(spin_ns), workers_(nullptr) {
-  if (num_threads_ <= 1) {
-    num_threads_ = 1;
-    return;
-  }
+ThreadPool::ThreadPool(int num_threads, uint64_t spin_ns) : num_threads_(1), spin_ns_(spin_ns) {
+  if (num_threads <= 1) return;
   // Busy waiting on more threads than CPUs only steals time from the one that has work.
-  if (num_threads_ > UsableCpus()) spin_ns_ = 0;
-  workers_ = static_cast<Worker*>(calloc(static_cast<size_t>(num_threads_), sizeof(Worker)));
-  if (workers_ == nullptr) {
-    num_threads_ = 1;
-    return;
-  }
-  int wanted = num_threads_;
-  num_threads_ = 1;
-  for (int i = 1; i < wanted; ++i) {
-    workers_[i] = Worker{this, i, pthread_t{}};
-    // A system that is out of threads gives a smaller pool, never an error.
-    if (pthread_create(&workers_[i].thread, nullptr, WorkerMain, &workers_[i]) != 0) break;
-    num_threads_ = i + 1;
+  if (num_threads > UsableCpus()) spin_ns_ = 0;
+  workers_ =
+      static_cast<Worker*>(AllocateAligned(static_cast<uint64_t>(num_threads) * sizeof(Worker)));
+  if (workers_ == nullptr) return;
+  for (; num_threads_ < num_threads; ++num_threads_) {
+    Worker* worker = new (&workers_[num_threads_]) Worker(this, num_threads_);
+    if (!StartThread(&worker->thread, WorkerMain, worker)) {
+      worker->~Worker();
+      return;
+    }
   }
 }
 
 ThreadPool::~ThreadPool() {
   stopping_.store(true);
-  epoch_.fetch_add(1);
-  {
-    MutexLock lock(sleep_mutex_);
-    wake_.NotifyAll();
+  GiveTickets(num_threads_);
+  for (int i = 1; i < num_threads_; ++i) {
+    pthread_join(workers_[i].thread, nullptr);
+    workers_[i].~Worker();
   }
-  for (int i = 1; i < num_threads_; ++i) pthread_join(workers_[i].thread, nullptr);
-  free(workers_);
+  FreeAligned(workers_);
 }
 
 int ThreadPool::Launch(ParallelLambda lambda, void* data, int num_task, int max_threads) {
@@ -107,19 +106,30 @@ int ThreadPool::Launch(ParallelLambda lambda, void* data, int num_task, int max_
   env_.num_task = num_task > 0 ? num_task : participants;
   participants_ = participants;
   result_.store(0, std::memory_order_relaxed);
-  running_.store(num_threads_ - 1, std::memory_order_relaxed);
-  epoch_.fetch_add(1);
-  // Sequentially consistent with WaitForEpoch: either we see the sleeper, or it sees the new epoch.
-  if (sleepers_.load() > 0) {
-    MutexLock lock(sleep_mutex_);
-    wake_.NotifyAll();
-  }
+  running_.store(participants - 1, std::memory_order_relaxed);
+  GiveTickets(participants);
   RunTasks(0);
   WaitForWorkers();
   int result = result_.load(std::memory_order_relaxed);
-  if (result != 0) KernelError::TakeFromShared();
+  if (result != 0) KernelError::Set(failure_);
   busy_.Unlock();
   return result;
+}
+
+// Hands the loop (or the end of the pool) to workers 1 to participants - 1.
+void ThreadPool::GiveTickets(int participants) {
+  // The store publishes the loop to whoever acquires the ticket. Only the launcher writes tickets.
+  for (int i = 1; i < participants; ++i) {
+    std::atomic<uint32_t>& ticket = workers_[i].ticket;
+    ticket.store(ticket.load(std::memory_order_relaxed) + 1);
+  }
+  // Sequentially consistent here and in WaitForTicket: either we see that the worker sleeps, or it
+  // sees its ticket before it does.
+  for (int i = 1; i < participants; ++i) {
+    if (!workers_[i].asleep.load()) continue;
+    MutexLock lock(workers_[i].mutex);
+    workers_[i].wake.NotifyAll();
+  }
 }
 
 void ThreadPool::RunTasks(int first) {
@@ -127,47 +137,50 @@ void ThreadPool::RunTasks(int first) {
     int result = lambda_(task, &env_, data_);
     if (result == 0) continue;
     int expected = 0;
-    if (result_.compare_exchange_strong(expected, result)) KernelError::MoveToShared();
+    // The launcher reads the message after this worker's release of running_.
+    if (result_.compare_exchange_strong(expected, result)) {
+      snprintf(failure_, sizeof(failure_), "%s", KernelError::Message());
+    }
+    KernelError::Clear();
     return;
   }
 }
 
-void* ThreadPool::WorkerMain(void* argument) {
-  Worker* worker = static_cast<Worker*>(argument);
-  worker->pool->WorkerLoop(worker->index);
+void* ThreadPool::WorkerMain(void* worker) {
+  Worker* self = static_cast<Worker*>(worker);
+  self->pool->WorkerLoop(self);
   return nullptr;
 }
 
-void ThreadPool::WorkerLoop(int index) {
-  uint64_t seen = 0;
-  while (WaitForEpoch(seen)) {
-    ++seen;
-    if (index < participants_) RunTasks(index);
+void ThreadPool::WorkerLoop(Worker* worker) {
+  // No ticket is given before the last one was used, so this never falls behind.
+  for (uint32_t seen = 0; WaitForTicket(worker, seen); ++seen) {
+    RunTasks(worker->index);
     if (running_.fetch_sub(1) == 1 && launcher_sleeps_.load()) {
-      MutexLock lock(sleep_mutex_);
+      MutexLock lock(finished_mutex_);
       finished_.NotifyAll();
     }
   }
 }
 
 // Returns false when the pool ends.
-bool ThreadPool::WaitForEpoch(uint64_t seen) {
-  auto started = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
-  if (!SpinUntil(started, spin_ns_)) {
-    MutexLock lock(sleep_mutex_);
-    sleepers_.fetch_add(1);
-    while (epoch_.load() == seen) wake_.Wait(sleep_mutex_);
-    sleepers_.fetch_sub(1);
+bool ThreadPool::WaitForTicket(Worker* worker, uint32_t seen) {
+  auto given = [=] { return worker->ticket.load(std::memory_order_acquire) != seen; };
+  if (!SpinUntil(given, spin_ns_)) {
+    MutexLock lock(worker->mutex);
+    worker->asleep.store(true);
+    while (worker->ticket.load() == seen) worker->wake.Wait(worker->mutex);
+    worker->asleep.store(false);
   }
   return !stopping_.load();
 }
 
 void ThreadPool::WaitForWorkers() {
-  auto done = [&] { return running_.load(std::memory_order_acquire) == 0; };
+  auto done = [this] { return running_.load(std::memory_order_acquire) == 0; };
   if (SpinUntil(done, spin_ns_)) return;
-  MutexLock lock(sleep_mutex_);
+  MutexLock lock(finished_mutex_);
   launcher_sleeps_.store(true);
-  while (running_.load() != 0) finished_.Wait(sleep_mutex_);
+  while (running_.load() != 0) finished_.Wait(finished_mutex_);
   launcher_sleeps_.store(false);
 }
 

@@ -2,7 +2,7 @@
 //
 // Each participant gets one task of a static partition, as TVM's generated code expects. Between
 // loops the workers spin for a bounded time (a network is a rapid sequence of short loops), then
-// sleep.
+// sleep. A loop that needs fewer threads than there are neither wakes nor waits for the others.
 #ifndef EDGERT_THREAD_POOL_H_
 #define EDGERT_THREAD_POOL_H_
 
@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "kernel_error.h"
 #include "platform.h"
 
 namespace edgert {
@@ -25,10 +26,12 @@ using ParallelLambda = int (*)(int task_id, ParallelEnv* env, void* data);
 class ThreadPool {
  public:
   // The pool of this library, made at the first use. Sized by EDGESDK_NUM_THREADS, or else by the
-  // CPUs this process may use. Its threads live as long as the process.
+  // CPUs this process may use. Its threads live as long as the process. A forked child, which has
+  // none of its parent's threads, makes itself a new one.
   static ThreadPool& Shared();
 
-  // `num_threads` counts the calling thread; `spin_ns` bounds the busy waiting.
+  // `num_threads` counts the calling thread; `spin_ns` bounds the busy waiting. A system that is
+  // short of threads or memory gives a smaller pool, never an error.
   ThreadPool(int num_threads, uint64_t spin_ns);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -37,44 +40,50 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
 
   // Runs lambda(task, env, data) for the tasks of one loop and returns the first non-zero result,
-  // or 0. With num_task 0 there are as many tasks as threads, at most `max_threads` (0: no limit).
-  // A pool that is busy with another thread's loop makes the caller do its loop alone rather than
-  // wait.
+  // or 0; the failing task's KernelError becomes the caller's. With num_task 0 there are as many
+  // tasks as threads, at most `max_threads` (0: no limit). A pool that is busy with another loop
+  // makes the caller do its loop alone rather than wait.
   int Launch(ParallelLambda lambda, void* data, int num_task, int max_threads);
 
  private:
-  struct Worker {
-    ThreadPool* pool;
-    int index;
-    pthread_t thread;
+  // Each on cache lines of its own: its worker polls `ticket` while others work.
+  struct alignas(kAlignment) Worker {
+    Worker(ThreadPool* the_pool, int the_index) : pool(the_pool), index(the_index) {}
+    ThreadPool* const pool;
+    const int index;
+    pthread_t thread{};
+    std::atomic<uint32_t> ticket{0};  // loops that this worker was given since it started
+    std::atomic<bool> asleep{false};
+    Mutex mutex;
+    Condition wake;
   };
 
-  static void* WorkerMain(void* argument);
-  void WorkerLoop(int index);
+  static void* WorkerMain(void* worker);
+  void WorkerLoop(Worker* worker);
+  bool WaitForTicket(Worker* worker, uint32_t seen);
+  void GiveTickets(int participants);
   void RunTasks(int first);
-  bool WaitForEpoch(uint64_t seen);
   void WaitForWorkers();
 
   int num_threads_;
   uint64_t spin_ns_;
-  Worker* workers_;
+  Worker* workers_ = nullptr;  // num_threads_ of them; the first stands for the caller, unused
 
   Mutex busy_;  // held during a launch
 
-  // The loop being run. Written by the launcher before epoch_ rises, read by workers after.
+  // The loop being run. Written by the launcher before it gives the tickets, read by the workers
+  // that got one; a launch ends only when all of these are done.
   ParallelLambda lambda_ = nullptr;
   void* data_ = nullptr;
   ParallelEnv env_{nullptr, 0};
   int participants_ = 0;
 
-  std::atomic<uint64_t> epoch_{0};
-  std::atomic<int> running_{0};   // workers that have not finished this epoch
-  std::atomic<int> result_{0};    // first non-zero result of a task
-  std::atomic<int> sleepers_{0};  // workers waiting on wake_
+  alignas(kAlignment) std::atomic<int> running_{0};  // workers that have not finished the loop
+  std::atomic<int> result_{0};                       // first non-zero result of a task
+  char failure_[KernelError::kBytes];                // its message
   std::atomic<bool> stopping_{false};
   std::atomic<bool> launcher_sleeps_{false};
-  Mutex sleep_mutex_;
-  Condition wake_;
+  Mutex finished_mutex_;
   Condition finished_;
 };
 

@@ -15,21 +15,18 @@
 namespace edgert {
 namespace {
 
-constexpr size_t kMessageBytes = 1024;
-thread_local char message[kMessageBytes];
-char shared_message[kMessageBytes];
+thread_local char message[KernelError::kBytes];
 
 void Append(const char* text) {
   size_t used = strlen(message);
-  snprintf(message + used, kMessageBytes - used, "%s", text);
+  snprintf(message + used, sizeof(message) - used, "%s", text);
 }
 
 }  // namespace
 
 const char* KernelError::Message() { return message; }
+void KernelError::Set(const char* text) { snprintf(message, sizeof(message), "%s", text); }
 void KernelError::Clear() { message[0] = '\0'; }
-void KernelError::MoveToShared() { memcpy(shared_message, message, kMessageBytes); }
-void KernelError::TakeFromShared() { memcpy(message, shared_message, kMessageBytes); }
 
 }  // namespace edgert
 
@@ -55,7 +52,14 @@ static int ParallelLaunch(edgert::ParallelLambda lambda, void* data, int num_tas
 // Scratch memory of a kernel. Large blocks are rare (the plan holds all activations), so the C
 // library's allocator serves.
 static void* AllocWorkspace(int, int, uint64_t bytes, int, int) {
-  return edgert::AllocateAligned(static_cast<size_t>(bytes));
+  void* memory = edgert::AllocateAligned(bytes);
+  if (memory == nullptr) {
+    char text[64];
+    snprintf(text, sizeof(text), "out of memory: needs %llu bytes of scratch",
+             static_cast<unsigned long long>(bytes));
+    edgert::KernelError::Set(text);
+  }
+  return memory;
 }
 
 static int FreeWorkspace(int, int, void* memory) {

@@ -14,6 +14,9 @@
  *
  * Threads: a model handle serves one thread at a time; any number of handles may be open and run at
  * the same time, each with memory of its own for activations. Weights are shared and never copied.
+ * One pool of threads serves all handles of a library. For many handles at once, num_threads = 1
+ * in the options of each gives the highest throughput. The pool's threads take no signals. After
+ * fork() the child may go on using its handles; it gets a pool of its own.
  *
  * Several models in one program: every library has an opening function of its own,
  * edgesdk_open_NAME, declared in NAME.h beside this header. All other functions work on the handle
@@ -95,7 +98,8 @@ typedef struct edgesdk_memory_info {
   size_t io_bytes;          /* allocated per handle: outputs, and copies of unaligned inputs */
 } edgesdk_memory_info;
 
-/* Pass NULL for the defaults. Set struct_size = sizeof(edgesdk_options); zero means default. */
+/* Pass NULL for the defaults. struct_size must be sizeof(edgesdk_options); zero in any other field
+ * means its default. */
 typedef struct edgesdk_options {
   size_t struct_size;
   /* Threads for this handle, at most the pool's size (the CPUs this process may use, or
@@ -116,7 +120,8 @@ EDGESDK_API edgesdk_status edgesdk_model_open(uint32_t abi_version, const edgesd
 EDGESDK_API void edgesdk_model_close(edgesdk_model* model);
 
 /* The reason of the handle's last failure, or "" if there was none. With NULL: the reason of this
- * thread's last failed open. Valid until the next call with the same handle. */
+ * thread's last failed open, or of its last call without a handle. Valid until the next call with
+ * the same handle. */
 EDGESDK_API const char* edgesdk_model_last_error(const edgesdk_model* model);
 
 /* The model's name, the target it was built for, and a hash that names this build. */

@@ -176,7 +176,7 @@ void PrintShape(const edgesdk_tensor_info& info, const char* separator) {
 // A loaded library with an open model.
 class Session {
  public:
-  Session(const Options& options) : options_(options) {}
+  explicit Session(const Options& options) : options_(options) {}
   ~Session() {
     if (model_ != nullptr) api_->close(model_);
     for (Array& input : inputs_) FreeArray(&input);
@@ -267,6 +267,9 @@ class Session {
     for (int i = 0; i < options_.num_inputs; ++i) {
       const char* file = nullptr;
       int index = FindInput(options_.inputs[i], &file);
+      if (index < 0 && api_->num_inputs(model_) == 0) {
+        return Complain(kExitUsage, "the model has no inputs; leave --input out");
+      }
       if (index < 0) {
         edgesdk_tensor_info info;
         api_->input_info(model_, 0, &info);

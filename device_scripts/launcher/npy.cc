@@ -20,7 +20,8 @@ struct Type {
   size_t bytes;
 };
 
-// NumPy has no bfloat16: it is written as raw two-byte values, as ml_dtypes does.
+// NumPy has no bfloat16: it is written as raw two-byte values, as ml_dtypes does. `npy` begins with
+// the byte order, which NumPy spells '|' where there is none; in reading it is '<' or '|'.
 constexpr Type kTypes[] = {
     {EDGESDK_FLOAT32, "<f4", "float32", 4}, {EDGESDK_FLOAT64, "<f8", "float64", 8},
     {EDGESDK_FLOAT16, "<f2", "float16", 2}, {EDGESDK_BFLOAT16, "<V2", "bfloat16", 2},
@@ -54,6 +55,13 @@ const char* HeaderValue(const char* header, const char* key) {
   return at;
 }
 
+// Is `descr` the quoted name of `type`, e.g. '<f4'?
+bool IsType(const char* descr, const Type& type) {
+  bool quoted = (descr[0] == '\'' || descr[0] == '"') && (descr[1] == '<' || descr[1] == '|');
+  return quoted && (descr[1] == type.npy[0] || type.dtype == EDGESDK_BFLOAT16) &&
+         strncmp(descr + 2, type.npy + 1, 2) == 0 && descr[4] == descr[0];
+}
+
 bool ParseHeader(const char* header, Array* array, char* error, size_t error_size,
                  const char* path) {
   const char* descr = HeaderValue(header, "descr");
@@ -64,7 +72,7 @@ bool ParseHeader(const char* header, Array* array, char* error, size_t error_siz
   }
   const Type* found = nullptr;
   for (const Type& type : kTypes) {
-    if (strncmp(descr + 1, type.npy, 3) == 0 && descr[4] == '\'') found = &type;
+    if (IsType(descr, type)) found = &type;
   }
   if (found == nullptr) {
     return Fail(error, error_size, path, "its data type is not supported (save it little-endian)");
@@ -89,10 +97,12 @@ bool ParseHeader(const char* header, Array* array, char* error, size_t error_siz
     }
     at = end;
     array->shape[array->ndim++] = dim;
-    if (dim != 0 && count > SIZE_MAX / 16 / static_cast<size_t>(dim)) {
+    // Compared with 64 bits: on a 32-bit system `dim` may not fit size_t.
+    uint64_t size = static_cast<uint64_t>(dim);
+    if (size != 0 && count > SIZE_MAX / 16 / size) {
       return Fail(error, error_size, path, "its shape is too large");
     }
-    count *= static_cast<size_t>(dim);
+    count *= static_cast<size_t>(size);
   }
   array->size_bytes = count * found->bytes;
   return true;
@@ -104,13 +114,17 @@ bool ReadBody(FILE* file, const char* path, Array* array, char* error, size_t er
       memcmp(start, kMagic, kMagicBytes) != 0) {
     return Fail(error, error_size, path, "it is not a .npy file");
   }
-  size_t length_bytes = start[kMagicBytes] >= 2 ? 4 : 2;
+  unsigned version = start[kMagicBytes];
+  if (version < 1 || version > 3) {
+    return Fail(error, error_size, path, "its format version is not known (1 to 3 are)");
+  }
+  size_t length_bytes = version == 1 ? 2 : 4;
   unsigned char length[4] = {0};
   if (fread(length, 1, length_bytes, file) != length_bytes) {
     return Fail(error, error_size, path, "it is truncated");
   }
-  size_t header_bytes = length[0] | length[1] << 8 | static_cast<size_t>(length[2]) << 16 |
-                        static_cast<size_t>(length[3]) << 24;
+  size_t header_bytes = static_cast<size_t>(length[0]) | static_cast<size_t>(length[1]) << 8 |
+                        static_cast<size_t>(length[2]) << 16 | static_cast<size_t>(length[3]) << 24;
   if (header_bytes > kMaxHeaderBytes) return Fail(error, error_size, path, "its header is damaged");
   char* header = static_cast<char*>(malloc(header_bytes + 1));
   if (header == nullptr) return Fail(error, error_size, path, "out of memory");
@@ -180,6 +194,7 @@ bool ReadNpy(const char* path, Array* array, char* error, size_t error_size) {
 
 bool WriteNpy(const char* path, const edgesdk_tensor_info& info, const void* data, char* error,
               size_t error_size) {
+  if (info.ndim > kMaxDims) return Fail(error, error_size, path, "too many dimensions");
   char shape[kMaxDims * 24] = "";
   size_t used = 0;
   for (int32_t i = 0; i < info.ndim; ++i) {
@@ -212,7 +227,9 @@ bool WriteNpy(const char* path, const edgesdk_tensor_info& info, const void* dat
     if (ok) reason = errno;
     ok = false;
   }
-  return ok || Fail(error, error_size, path, strerror(reason));
+  if (ok) return true;
+  remove(path);  // half a file is worse than none
+  return Fail(error, error_size, path, strerror(reason));
 }
 
 void FreeArray(Array* array) {

@@ -24,7 +24,8 @@ const char* NpyName(edgesdk_dtype dtype);
 const char* DtypeName(edgesdk_dtype dtype);
 size_t DtypeBytes(edgesdk_dtype dtype);
 
-// Both return false and write the reason to `error`.
+// Both return false and write the reason to `error`. A file that could not be written whole is
+// removed.
 bool ReadNpy(const char* path, Array* array, char* error, size_t error_size);
 bool WriteNpy(const char* path, const edgesdk_tensor_info& info, const void* data, char* error,
               size_t error_size);
