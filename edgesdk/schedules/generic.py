@@ -1,8 +1,9 @@
-"""The rung of the ladder that fits every kernel: threads over the outer loops, vectors inside.
+"""The rung of the ladder that fits every kernel: threads outside, vectors inside, sums in registers.
 
-Blocks that only move or combine elements get all their loops fused, shared among the threads and cut
-into vectors. Blocks that reduce get threads over their outer spatial loops. Nothing is reordered
-within one sum, so results are those of the plain loops.
+Chains of element-wise blocks become one. A kernel of one sum and what follows it (a matrix product
+of two activations, a convolution that no template knows, a mean) keeps a small tile of sums in
+registers while the terms run. A kernel of several sums (softmax, normalisation) runs all of them
+for one row before it goes on to the next.
 """
 
 from __future__ import annotations
@@ -10,56 +11,188 @@ from __future__ import annotations
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
+from edgesdk.schedules import tiles
+from edgesdk.schedules.hardware import accumulators, divisors, lanes
 
-# Waking threads costs some microseconds: below this many elementary operations they do not pay.
-PARALLEL_WORK = 32 * 1024
+_DATA_PARALLEL = 0  # IterVar's iter_type of a spatial axis
 
 
 def schedule(function: Any, profile: TargetProfile) -> Any:
-    """Returns `function` (a PrimFunc) with the generic schedule for the profile's CPU."""
+    """Returns `function` (a PrimFunc) with the generic schedule for the profile's CPU.
+
+    Raises TVM's ScheduleError, or ValueError, on a kernel that it does not fit.
+    """
     import tvm
     from tvm.s_tir import Schedule
 
-    sch = Schedule(tvm.IRModule({"main": function}))
-    root = sch.get_sblock("root")
-    for block in sch.get_child_blocks(root):
-        _schedule_block(sch, block, profile)
+    sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+    _inline_maps(sch)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    for block in blocks:
+        _check(sch, block)
+    sums = [b for b in blocks if not _is_map(sch, b)]
+    if not sums:
+        for block in blocks:
+            _schedule_map(sch, block, profile)
+    elif len(sums) == 1 and _only_maps_follow(sch, blocks, sums[0]):
+        for block in blocks[: _position(sch, blocks, sums[0])]:
+            _schedule_map(sch, block, profile)
+        _schedule_sum(sch, sums[0], profile)
+    else:
+        _schedule_rows(sch, blocks, profile)
     return sch.mod["main"]
 
 
-def _schedule_block(sch: Any, block: Any, profile: TargetProfile) -> None:
+def _check(sch: Any, block: Any) -> None:
+    """Raises ValueError unless each loop around `block` is one of its axes, of known size."""
+    loops = sch.get_loops(block)
+    axes = sch.get(block).iter_vars
+    if len(loops) != len(axes):
+        raise ValueError("loops and axes differ")
+    for loop in loops:
+        tiles.extent(sch, loop)
     if sch.get_child_blocks(block):
-        return  # a nest of blocks: left as it is
+        raise ValueError("a block within a block")
+    spatial = [int(axis.iter_type) == _DATA_PARALLEL for axis in axes]
+    if any(not s and int(a.iter_type) != tiles.REDUCE for s, a in zip(spatial, axes, strict=True)):
+        raise ValueError("an axis of unusual type")
+    if sorted(spatial, reverse=True) != spatial:
+        raise ValueError("a sum outside of a spatial axis")
+
+
+def _is_map(sch: Any, block: Any) -> bool:
+    return tiles.reduction_rank(sch, block) == 0
+
+
+def _inline_maps(sch: Any) -> None:
+    """Inlines element-wise blocks that one other block reads: nothing is computed twice."""
+    for block in sch.get_child_blocks(sch.get_sblock("root"))[:-1]:
+        if not _is_map(sch, block) or len(sch.get_consumers(block)) != 1:
+            continue
+        # A value that a sum reads is computed once and kept: the sum may read it many times.
+        if _is_map(sch, sch.get_consumers(block)[0]):
+            sch.compute_inline(block)
+
+
+def _position(sch: Any, blocks: list[Any], block: Any) -> int:
+    names = [sch.get(b).name_hint for b in blocks]
+    return names.index(sch.get(block).name_hint)
+
+
+def _only_maps_follow(sch: Any, blocks: list[Any], block: Any) -> bool:
+    """Whether the blocks after `block` form one chain that reads it element by element."""
+    after = blocks[_position(sch, blocks, block) + 1 :]
+    if len(after) > 1:
+        return False
+    wanted = [tiles.extent(sch, loop) for loop in _spatial_loops(sch, block)]
+    return all(
+        [tiles.extent(sch, loop) for loop in sch.get_loops(other)] == wanted for other in after
+    )
+
+
+def _spatial_loops(sch: Any, block: Any) -> list[Any]:
+    loops = sch.get_loops(block)
+    return loops[: len(loops) - tiles.reduction_rank(sch, block)]
+
+
+def _schedule_map(sch: Any, block: Any, profile: TargetProfile) -> None:
     loops = sch.get_loops(block)
     if not loops:
         return
-    kinds = [iter_var.iter_type for iter_var in sch.get(block).iter_vars]
-    extents = [_extent(sch, loop) for loop in loops]
-    if len(kinds) != len(loops) or None in extents:
+    work = tiles.work(sch, block)
+    *outer, inner = loops
+    inner = _vectorize(sch, inner, lanes(profile)) or inner
+    if work < tiles.PARALLEL_WORK:
         return
-    spatial = 0
-    while spatial < len(kinds) and kinds[spatial] == 0:  # IterVar::kDataPar
-        spatial += 1
+    outer = outer or [inner]
+    sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def _vectorize(sch: Any, loop: Any, vector: int) -> Any | None:
+    """Turns `loop` into vectors; returns the loop that remains around them, if any."""
+    size = tiles.extent(sch, loop)
+    if size % vector == 0 and size > vector:
+        outer, inner = sch.split(loop, [None, vector])
+        sch.vectorize(inner)
+        return outer
+    if size == vector:
+        sch.vectorize(loop)
+    return None
+
+
+def _schedule_sum(sch: Any, block: Any, profile: TargetProfile) -> None:
+    """One sum and its epilogue: a tile of rows times vectors of sums in registers."""
+    spatial = len(_spatial_loops(sch, block))
     if spatial == 0:
         return
-    work = 1
-    for extent in extents:
-        work *= extent
-    is_map = spatial == len(loops)
-    fused = sch.fuse(*loops[:spatial]) if spatial > 1 else loops[0]
-    lanes = max(1, profile.cpu.vector_bits // 32)
-    if is_map:
-        outer, inner = sch.split(fused, [None, lanes])
-        if _extent(sch, outer) * lanes == work:
-            sch.vectorize(inner)
-        fused = outer
-    if work >= PARALLEL_WORK:
-        sch.parallel(fused)
+    work = tiles.work(sch, block)
+    out = tiles.gather_epilogue(sch, block)
+    loops = sch.get_loops(out)
+    vector = lanes(profile)
+    width = max(divisors(tiles.extent(sch, loops[-1]), 2 * vector))
+    vectors = -(-width // vector)
+    column, lane = sch.split(loops[-1], [None, width])
+    outer, tile = [*loops[:-1], column], [lane]
+    if spatial > 1 and width > 1:
+        fit = max(1, min(8, accumulators(profile) // (2 * vectors)))
+        height = max(divisors(tiles.extent(sch, loops[-2]), fit))
+        row, inner_row = sch.split(loops[-2], [None, height])
+        outer, tile = [*loops[:-2], row, column], [inner_row, lane]
+    sch.reorder(*outer, *tile)
+    task = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+    sch.set_scope(block, 0, "local")
+    sch.compute_at(block, task, preserve_unit_loops=True)
+    inner = sch.get_loops(block)[1:]
+    sums, terms = inner[:spatial], inner[spatial:]
+    sch.reorder(*terms, *sums)
+    for loop in sums[:-1]:
+        sch.unroll(loop)
+    if width > 1:
+        sch.vectorize(sums[-1])
+    if work >= tiles.PARALLEL_WORK:
+        sch.parallel(task)
+    init = sch.decompose_reduction(block, terms[0])
+    init_loops = sch.get_loops(init)[1:]
+    for loop in init_loops[:-1]:
+        sch.unroll(loop)
+    if width > 1:
+        sch.vectorize(init_loops[-1])
+        sch.vectorize(tile[-1])
+    for loop in tile[:-1]:
+        sch.unroll(loop)
 
 
-def _extent(sch: Any, loop: Any) -> int | None:
-    extent = sch.get(loop).extent
-    try:
-        return int(extent)
-    except TypeError:
-        return None
+def _schedule_rows(sch: Any, blocks: list[Any], profile: TargetProfile) -> None:
+    """Several sums over the same rows: all that belongs to a row is done together."""
+    out = blocks[-1]
+    if not _is_map(sch, out):
+        raise ValueError("the last block is a sum of several")
+    work = tiles.work(sch, out) * len(blocks)
+    shared = len(sch.get_loops(out))
+    for block in blocks:
+        loops = _spatial_loops(sch, block)
+        common = 0
+        for mine, its in zip(loops, sch.get_loops(out), strict=False):
+            if tiles.extent(sch, mine) != tiles.extent(sch, its):
+                break
+            common += 1
+        # A sum that keeps an axis of length 1 stops being shared there.
+        shared = min(shared, common)
+    if shared == 0:
+        for block in blocks:
+            if _is_map(sch, block):
+                _schedule_map(sch, block, profile)
+        return
+    loops = sch.get_loops(out)
+    if shared == len(loops):
+        shared -= 1
+    if shared == 0:
+        return
+    row = sch.fuse(*loops[:shared]) if shared > 1 else loops[0]
+    for block in reversed(blocks[:-1]):
+        sch.compute_at(block, row, preserve_unit_loops=True)
+    for block in blocks:
+        if _is_map(sch, block):
+            _vectorize(sch, sch.get_loops(block)[-1], lanes(profile))
+    if work >= tiles.PARALLEL_WORK:
+        sch.parallel(row)

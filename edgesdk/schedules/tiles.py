@@ -8,7 +8,7 @@ from typing import Any
 # not pay.
 PARALLEL_WORK = 32 * 1024
 
-_REDUCE = 2  # IterVar's iter_type of a reduction axis
+REDUCE = 2  # IterVar's iter_type of a reduction axis
 
 
 def gather_epilogue(sch: Any, block: Any) -> Any:
@@ -34,14 +34,14 @@ def extent(sch: Any, loop: Any) -> int:
 
 def reduction_rank(sch: Any, block: Any) -> int:
     """The number of reduction axes of `block`."""
-    return sum(int(v.iter_type) == _REDUCE for v in sch.get(block).iter_vars)
+    return sum(int(v.iter_type) == REDUCE for v in sch.get(block).iter_vars)
 
 
 def reduction_size(sch: Any, block: Any) -> int:
     """The number of terms of each sum of `block`."""
     size = 1
     for var in sch.get(block).iter_vars:
-        if int(var.iter_type) == _REDUCE:
+        if int(var.iter_type) == REDUCE:
             size *= int(var.dom.extent)
     return size
 
