@@ -40,6 +40,7 @@ constexpr Bit kBits[] = {
     {"sse4_2", 1, 0, kEcx, 20, kNoState},
     {"movbe", 1, 0, kEcx, 22, kNoState},
     {"popcnt", 1, 0, kEcx, 23, kNoState},
+    {"xsave", 1, 0, kEcx, 26, kNoState},
     {"avx", 1, 0, kEcx, 28, kAvxState},
     {"f16c", 1, 0, kEcx, 29, kAvxState},
     {"bmi1", 7, 0, kEbx, 3, kNoState},

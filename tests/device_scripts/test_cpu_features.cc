@@ -30,14 +30,22 @@ TEST(agrees_with_proc_cpuinfo) {
     for (std::string word; words >> word;) flags.insert(word);
   }
   CHECK(!flags.empty());
-  for (const char* name :
-       {"sse2",        "pni",          "ssse3",       "fma",           "cx16",
-        "sse4_1",      "sse4_2",       "movbe",       "popcnt",        "avx",
-        "f16c",        "bmi1",         "avx2",        "bmi2",          "avx512f",
-        "avx512dq",    "avx512ifma",   "avx512cd",    "avx512bw",      "avx512vl",
-        "avx512vbmi",  "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq",
-        "avx512_fp16", "avx_vnni",     "avx512_bf16", "abm",           "lahf_lm",
-        "fma4"}) {
+  for (const char* name : {"sse2",          "pni",
+                           "ssse3",         "fma",
+                           "cx16",          "sse4_1",
+                           "sse4_2",        "movbe",
+                           "popcnt",        "xsave",
+                           "avx",           "f16c",
+                           "bmi1",          "avx2",
+                           "bmi2",          "avx512f",
+                           "avx512dq",      "avx512ifma",
+                           "avx512cd",      "avx512bw",
+                           "avx512vl",      "avx512vbmi",
+                           "avx512_vbmi2",  "avx512_vnni",
+                           "avx512_bitalg", "avx512_vpopcntdq",
+                           "avx512_fp16",   "avx_vnni",
+                           "avx512_bf16",   "abm",
+                           "lahf_lm",       "fma4"}) {
     bool present = CpuFeature(name) == Feature::kPresent;
     CHECK(CpuFeature(name) != Feature::kUnknownName);
     if (present != (flags.count(name) > 0)) std::fprintf(stderr, "%s:\n", name);
