@@ -68,7 +68,9 @@ class Project:
             raise UsageError(
                 f"{self.path} has no target {target!r}",
                 hint=suggestion(
-                    target, self.targets, otherwise=f"add a table [targets.{_key(target)}] to it"
+                    target,
+                    self.targets,
+                    otherwise=f"add a table [targets.{toml_key(target)}] to it",
                 ),
             )
         return self.targets[target]
@@ -166,7 +168,7 @@ def _text(
         "# The sizes of the model's inputs. Needed where the model leaves them open.",
         *(f"# {note}" for note in notes),
         "[shapes]",
-        *(f"{_key(name)} = {list(shape)}" for name, shape in shapes.items()),
+        *(f"{toml_key(name)} = {list(shape)}" for name, shape in shapes.items()),
         "",
         "# One table per target (`edgesdk targets` lists them). Its keys, all optional:",
         '#   device = "pi"            the device that push, run, bench and verify use,',
@@ -175,7 +177,7 @@ def _text(
         '#   output = "out/for-pi"    another folder for its bundle',
     ]
     for target, device in targets.items():
-        lines.append(f"[targets.{_key(target)}]")
+        lines.append(f"[targets.{toml_key(target)}]")
         if device is not None:
             lines.append(f"device = {_string(device)}")
         lines.append("")
@@ -194,7 +196,8 @@ def _is_file_name(target: str) -> bool:
     return target.endswith(".toml") or "/" in target
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """Returns `name` as a key of a TOML table, in quotes where it needs them."""
     bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
     return name if bare else _string(name)
 

@@ -106,15 +106,17 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command and returns the exit code; nothing but SystemExit is raised."""
     as_json = "--json" in arguments
     try:
-        command = typer.main.get_command(app)
-        # Not command.main(): it turns interrupts and broken pipes into its own messages.
-        with command.make_context(PROGRAM, list(arguments)) as context:
-            command.invoke(context)
+        root_command = typer.main.get_command(app)
+        # Not its main(): that turns interrupts and broken pipes into its own messages.
+        with root_command.make_context(PROGRAM, list(arguments)) as context:
+            root_command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
     except _ArgumentError as error:
         return _report(_usage_error(error), as_json=as_json)
     except EdgeSdkError as error:
+        if isinstance(error, UsageError) and error.hint is None:
+            error.hint = " ".join([PROGRAM, *(a for a in arguments[:1] if a in _ORDER), "--help"])
         return _report(error, as_json=as_json)
     except KeyboardInterrupt:
         console.print_error("interrupted", None)

@@ -38,7 +38,7 @@ def init(
     from edgesdk.cli.inspection import inspect_model
     from edgesdk.devices import load_devices
     from edgesdk.profiles import load_target
-    from edgesdk.project import PROJECT_FILE_NAME, write_project
+    from edgesdk.project import PROJECT_FILE_NAME, toml_key, write_project
 
     if Path(PROJECT_FILE_NAME).exists():
         raise UsageError(
@@ -51,18 +51,34 @@ def init(
     report = inspect_model(model, shapes)
     devices = load_devices().values()
     served = {name: next((d.name for d in devices if d.target == name), None) for name in chosen}
-    notes = [f"{t.name}: {t.dtype} {t.shape_text}" for t in report.inputs]
-    project = write_project(
-        Path.cwd(), model=model, shapes=shapes, targets=served, notes=["The model says:", *notes]
-    )
+    notes: list[str] = []
+    if report.needs or report.refused:
+        # Nothing static is known of the inputs but what was given: the rest is for the user.
+        notes = [
+            f"{toml_key(t.name)} = [{', '.join(map(str, t.shape))}]"
+            for t in report.inputs
+            if t.name not in shapes
+        ]
+    else:
+        shapes = {t.name: tuple(int(d) for d in t.shape) for t in report.inputs}
+    project = write_project(Path.cwd(), model=model, shapes=shapes, targets=served, notes=notes)
     if as_json:
         console.print_json(
-            {"project": project.path, "model": project.model_path, "needs": report.needs}
+            {
+                "project": project.path,
+                "model": project.model_path,
+                "shapes": project.shapes,
+                "targets": {name: asdict(t) for name, t in project.targets.items()},
+                "needs": report.needs,
+                "refused": [asdict(r) for r in report.refused],
+            }
         )
         return
     print(f"wrote {PROJECT_FILE_NAME}: {', '.join(project.targets)}")
     if report.needs:
-        console.warn(f"before compiling, fill in [shapes]: {report.needs}")
+        console.note(f"next: fill in [shapes] there, because {report.needs}")
+    elif report.refused:
+        console.warn("this model is refused as it is: see `edgesdk inspect`")
     else:
         console.note("next: edgesdk compile")
 

@@ -132,8 +132,6 @@ def run(
     manifest = chosen.bundle.manifest
     arrays = parse_inputs(inputs, manifest) if inputs else golden_inputs(chosen.bundle)
     check_inputs(manifest, arrays)
-    if not inputs and manifest.inputs:
-        console.note("no --input: running the bundle's golden inputs")
     if output is not None:
         _make_folder(output)
     with _placed(chosen) as placed:
@@ -159,6 +157,8 @@ def run(
     print(console.table(("OUTPUT", "TYPE", "MIN", "MAX", "FIRST VALUES"), rows))
     for file in files.values():
         print(f"wrote {file}")
+    if not inputs and manifest.inputs:
+        console.note("no --input was given: these are the bundle's golden inputs")
     console.note(
         f"took {console.time_text(latency_ms)} on {used}; `edgesdk bench` measures properly"
     )
@@ -332,10 +332,13 @@ def _output_row(name: str, array: np.ndarray) -> tuple[str, ...]:
         return (name, kind, "", "", "")
     first = " ".join(f"{value:.4g}" for value in array.ravel()[:5].tolist())
     more = " ..." if array.size > 5 else ""
-    return (name, kind, f"{array.min():.4g}", f"{array.max():.4g}", first + more)
+    low, high = array.min().item(), array.max().item()
+    return (name, kind, f"{low:.4g}", f"{high:.4g}", first + more)
 
 
 def _bench_text(report: BenchReport) -> str:
+    from edgesdk.deploy.transport.base import size_text
+
     temperatures = ""
     if report.temperature_before_c is not None and report.temperature_after_c is not None:
         temperatures = f"{report.temperature_before_c:.0f} to {report.temperature_after_c:.0f} °C"
@@ -347,7 +350,7 @@ def _bench_text(report: BenchReport) -> str:
                 ("threads", str(report.threads)),
                 ("latency", _latency_text(report.latency)),
                 ("opening", console.time_text(report.open_ms)),
-                ("memory", f"{report.peak_rss_bytes / 1e6:.1f} MB at most"),
+                ("memory", f"{size_text(report.peak_rss_bytes)} at most"),
                 ("governor", report.governor or ""),
                 ("temperature", temperatures),
             ]

@@ -227,9 +227,9 @@ def devices_check(
 
 
 def doctor(target: Target = None, device: Device = None, as_json: AsJson = False) -> None:
-    """Say what this machine lacks, with the command that cures it; exit 4 if something is needed.
+    """Say what this machine lacks, and the command that cures it.
 
-    With --device the way to it is tried too.
+    With --device the way to it is tried too. Exit code 4 means that something needed is missing.
     """
     from edgesdk.deploy.doctor import diagnose
 

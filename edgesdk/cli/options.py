@@ -164,7 +164,7 @@ def parse_inputs(texts: Sequence[str], manifest: Manifest) -> dict[str, np.ndarr
         if not isinstance(array, np.ndarray):
             raise UsageError(
                 f"{file} is not a .npy file of numbers",
-                hint=f"write it with numpy.save({file!r}, array)",
+                hint="write one with numpy.save",
             )
         arrays[name] = array
     return arrays

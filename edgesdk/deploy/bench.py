@@ -29,6 +29,9 @@ DEFAULT_WARMUP = 5
 _MEASURE_MS = 3000.0
 _MIN_REPEAT, _MAX_REPEAT = 10, 2000
 
+# A quiet machine stays below this spread.
+_CALM_SPREAD = 0.3
+
 # A comparison takes this many turns. The pause lets the other side's waiting threads go to sleep,
 # which otherwise spin on the CPUs that are measured.
 _TURNS = 5
@@ -162,6 +165,7 @@ def bench_placed(
         profile = _launch(placed, repeat=repeat, warmup=warmup, threads=threads, per_layer=True)
         layers = tuple(LayerCost(**layer) for layer in profile["layers"])
     after = read_facts(placed.transport)
+    latency = Latencies.of(values)
     return BenchReport(
         bundle=manifest.name,
         target=manifest.target,
@@ -169,7 +173,7 @@ def bench_placed(
         cpu=after.cpu_model,
         threads=threads,
         warmup=warmup,
-        latency=Latencies.of(values),
+        latency=latency,
         open_ms=float(report["open_ms"]),
         peak_rss_bytes=int(report["memory"]["peak_rss_bytes"]),
         governor=after.governor,
@@ -177,11 +181,11 @@ def bench_placed(
         temperature_after_c=after.temperature_c,
         layers=layers,
         against=comparisons,
-        warnings=doubts(before, after),
+        warnings=doubts(before, after, latency),
     )
 
 
-def doubts(before: DeviceFacts, after: DeviceFacts) -> tuple[str, ...]:
+def doubts(before: DeviceFacts, after: DeviceFacts, latency: Latencies) -> tuple[str, ...]:
     """Returns why latencies measured between `before` and `after` may not be the device's best."""
     found = []
     if after.governor is not None and after.governor != "performance":
@@ -195,6 +199,10 @@ def doubts(before: DeviceFacts, after: DeviceFacts) -> tuple[str, ...]:
     reasons = [reason for bit, reason in _THROTTLE_BITS if active >> bit & 1]
     if reasons:
         found.append(f"the board was slowed down while measuring: {', '.join(reasons)}")
+    if latency.spread > _CALM_SPREAD:
+        found.append(
+            f"the runs differ by {100 * latency.spread:.0f} %: something else may be running there"
+        )
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ from edgesdk.deploy.facts import check_device, read_facts
 from edgesdk.deploy.push import push_bundle
 from edgesdk.deploy.transport import open_transport
 from edgesdk.devices import get_device
-from edgesdk.errors import DeviceError, DeviceUnreachableError, UsageError
+from edgesdk.errors import BundleError, DeviceError, DeviceUnreachableError, UsageError
 from edgesdk.proc import CommandResult
 from edgesdk.settings import suggestion
 
@@ -40,6 +40,8 @@ _SMALL_LIMIT_S = 60.0
 _USAGE, _DIFFERS = 2, 8
 _CANNOT_START = (126, 127)
 
+_ELSEWHERE = "edgesdk verify BUNDLE --device D, to see whether another device does so too"
+
 # What ended the launcher -> the reason, and what to do. {name} is the device.
 _SIGNALS = {
     signal.SIGKILL: ("was killed: out of memory?", "edgesdk devices check {name}"),
@@ -47,12 +49,12 @@ _SIGNALS = {
         "hit an illegal instruction: the CPU lacks something that the target promises",
         "edgesdk devices check {name}, then compile for a target that fits",
     ),
-    signal.SIGSEGV: ("crashed (segmentation fault)", "edgesdk verify on another device"),
+    signal.SIGSEGV: ("crashed (segmentation fault)", _ELSEWHERE),
     signal.SIGBUS: (
         "crashed (bus error): a file that shrank, or memory that cannot be read",
-        "edgesdk push the bundle again",
+        "edgesdk push BUNDLE --device {name}",
     ),
-    signal.SIGABRT: ("aborted", "edgesdk verify on another device"),
+    signal.SIGABRT: ("aborted", _ELSEWHERE),
 }
 
 
@@ -103,7 +105,7 @@ class PlacedBundle:
         except ValueError as error:
             raise DeviceError(
                 f"{self.transport.name}: the launcher's report cannot be read: {error}",
-                hint="edgesdk push the bundle again",
+                hint=f"edgesdk push BUNDLE --device {self.transport.name}",
             ) from error
         return Launch(report, differs=result.returncode == _DIFFERS)
 
@@ -211,13 +213,21 @@ def check_inputs(manifest: Manifest, inputs: Mapping[str, Any]) -> list[np.ndarr
 
 
 def golden_inputs(bundle: Bundle) -> dict[str, np.ndarray]:
-    """Returns the inputs that the bundle carries, by the model's own names."""
+    """Returns the inputs that the bundle carries, by the model's own names.
+
+    Raises BundleError when one cannot be read.
+    """
     import numpy as np
 
-    return {
-        tensor.name: np.load(bundle.path / file)
-        for tensor, file in zip(bundle.manifest.inputs, bundle.manifest.golden_inputs, strict=True)
-    }
+    arrays = {}
+    for tensor, file in zip(bundle.manifest.inputs, bundle.manifest.golden_inputs, strict=True):
+        try:
+            arrays[tensor.name] = np.load(bundle.path / file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise BundleError(
+                f"{bundle.path / file} cannot be read: {error}", hint="compile it again"
+            ) from error
+    return arrays
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -237,7 +247,10 @@ def _launch_error(device: str, result: CommandResult) -> Exception:
             f"{device}: the network {why}", hint=hint.format(name=device) if hint else None
         )
     if code == _USAGE:
-        return UsageError(f"{device}: the launcher refuses its arguments: {said}")
+        return UsageError(
+            f"{device}: the launcher refuses its arguments: {said}",
+            hint="library and launcher must come from this edgesdk: compile the model again",
+        )
     if code in _CANNOT_START:
         return DeviceError(
             f"{device}: the launcher does not start: {said}",
