@@ -89,7 +89,7 @@ class _Emitter:
         try:
             result = _EMITTERS[node.op](self, node, args)
             result = self.bb.normalize(result)
-        except (tvm.TVMError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError) as error:
             text = " ".join(str(error).split())[-200:]
             raise ModelError(f"node {node.origin!r}: TVM refuses {node.op}: {text}") from error
         self.check(node, result)
@@ -147,7 +147,7 @@ for _kind, _function in {
     "And": R.logical_and, "Or": R.logical_or, "Xor": R.logical_xor, "Equal": R.equal,
     "Greater": R.greater, "Less": R.less, "GreaterOrEqual": R.greater_equal,
     "LessOrEqual": R.less_equal, "BitwiseAnd": R.bitwise_and, "BitwiseOr": R.bitwise_or,
-    "BitwiseXor": R.bitwise_xor, "Where": R.where, "MatMul": R.matmul,
+    "BitwiseXor": R.bitwise_xor, "Where": R.where,
 }.items():  # fmt: skip
     _simple(_kind, _function)
 
@@ -203,25 +203,55 @@ def _leaky_relu(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     return R.nn.leakyrelu(args[0], node.attrs["alpha"])
 
 
+def _wide(node: Node, x: Any) -> Any:
+    """Half precision is summed in single precision, as ONNX Runtime does."""
+    return R.astype(x, "float32") if node.outputs[0].dtype == np.float16 else x
+
+
+def _narrow(node: Node, x: Any) -> Any:
+    return R.astype(x, "float16") if node.outputs[0].dtype == np.float16 else x
+
+
+@emits("MatMul")
+def _matmul(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
+    wide = "float32" if node.outputs[0].dtype == np.float16 else None
+    return _narrow(node, R.matmul(args[0], args[1], out_dtype=wide))
+
+
 @emits("Softmax", "LogSoftmax")
 def _softmax(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     function = R.nn.softmax if node.op == "Softmax" else R.nn.log_softmax
-    return function(args[0], axis=node.attrs["axis"])
+    return _narrow(node, function(_wide(node, args[0]), axis=node.attrs["axis"]))
 
 
-@emits("ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd")
+@emits("ReduceSum", "ReduceMean", "ReduceProd")
 def _reduce(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
-    function = {"Sum": R.sum, "Max": R.max, "Min": R.min, "Mean": R.mean, "Prod": R.prod}
-    axes = [int(a) for a in args[1]]
-    return function[node.op[6:]](args[0], axes, bool(node.attrs["keepdims"]))
+    function = {"ReduceSum": R.sum, "ReduceMean": R.mean, "ReduceProd": R.prod}[node.op]
+    axes, keepdims = [int(a) for a in args[1]], bool(node.attrs["keepdims"])
+    return _narrow(node, function(_wide(node, args[0]), axes, keepdims))
+
+
+@emits("ReduceMax", "ReduceMin")
+def _reduce_extreme(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
+    return emitter.bb.call_te(
+        kernels.reduce_extreme,
+        args[0],
+        [int(a) for a in args[1]],
+        bool(node.attrs["keepdims"]),
+        node.op == "ReduceMin",
+        primfunc_name_hint="max" if node.op == "ReduceMax" else "min",
+    )
 
 
 @emits("ArgMax", "ArgMin")
 def _arg(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
-    function = R.argmax if node.op == "ArgMax" else R.argmin
-    found = function(args[0], node.attrs["axis"], bool(node.attrs["keepdims"]))
-    return (
-        R.astype(found, "int64") if str(emitter.bb.normalize(found).ty.dtype) != "int64" else found
+    return emitter.bb.call_te(
+        kernels.arg_extreme,
+        args[0],
+        node.attrs["axis"],
+        bool(node.attrs["keepdims"]),
+        node.op == "ArgMin",
+        primfunc_name_hint=node.op.lower(),
     )
 
 
@@ -266,7 +296,7 @@ def _pad(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     rank = len(node.outputs[0].shape)
     amounts = [int(p) for p in args[1]]
     value = args[2].item()
-    return emitter.bb.emit_te(
+    return emitter.bb.call_te(
         kernels.pad, args[0], amounts[:rank], amounts[rank:], value, primfunc_name_hint="pad"
     )
 
@@ -275,14 +305,14 @@ def _pad(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
 def _gather(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     indices = node.inputs[1]
     checked = indices is not None and indices.const is not None
-    return emitter.bb.emit_te(
+    return emitter.bb.call_te(
         kernels.take, *args, node.attrs["axis"], checked, primfunc_name_hint="take"
     )
 
 
 @emits("GatherElements")
 def _gather_elements(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
-    return emitter.bb.emit_te(
+    return emitter.bb.call_te(
         kernels.gather_elements, *args, node.attrs["axis"], primfunc_name_hint="gather_elements"
     )
 
@@ -293,49 +323,52 @@ def _scatter_elements(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     return R.scatter_elements(*args, axis=node.attrs["axis"], reduction=reduction)
 
 
-@emits("Conv")
+@emits("Conv", "ConvTranspose")
 def _conv(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
-    function = R.nn.conv2d if len(node.outputs[0].shape) == 4 else R.nn.conv3d
-    return function(
-        args[0],
-        args[1],
-        strides=node.attrs["strides"],
-        padding=node.attrs["pads"],
-        dilation=node.attrs["dilations"],
-        groups=node.attrs["group"],
-    )
-
-
-@emits("ConvTranspose")
-def _conv_transpose(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     flat = len(node.outputs[0].shape) == 4
-    function = R.nn.conv2d_transpose if flat else R.nn.conv3d_transpose
-    return function(
-        args[0],
-        args[1],
-        strides=node.attrs["strides"],
-        padding=node.attrs["pads"],
-        dilation=node.attrs["dilations"],
-        groups=node.attrs["group"],
-    )
-
-
-@emits("MaxPool", "AveragePool")
-def _pool(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
-    flat = len(node.outputs[0].shape) == 4
-    if node.op == "MaxPool":
-        function = R.nn.max_pool2d if flat else R.nn.max_pool3d
-        dilation = {"dilation": node.attrs["dilations"]}
+    if node.op == "Conv":
+        function = R.nn.conv2d if flat else R.nn.conv3d
     else:
-        function = R.nn.avg_pool2d if flat else R.nn.avg_pool3d
-        dilation = {}
-    return function(
+        function = R.nn.conv2d_transpose if flat else R.nn.conv3d_transpose
+    half = node.outputs[0].dtype == np.float16
+    result = function(
         args[0],
+        args[1],
+        strides=node.attrs["strides"],
+        padding=node.attrs["pads"],
+        dilation=node.attrs["dilations"],
+        groups=node.attrs["group"],
+        out_dtype="float32" if half else None,
+    )
+    return _narrow(node, result)
+
+
+@emits("MaxPool")
+def _max_pool(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
+    n = len(node.attrs["kernel_shape"])
+    pads = node.attrs["pads"]
+    return emitter.bb.call_te(
+        kernels.max_pool,
+        args[0],
+        node.attrs["kernel_shape"],
+        node.attrs["strides"],
+        node.attrs["dilations"],
+        pads[:n],
+        pads[n:],
+        primfunc_name_hint=f"max_pool{n}d",
+    )
+
+
+@emits("AveragePool")
+def _average_pool(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
+    function = R.nn.avg_pool2d if len(node.outputs[0].shape) == 4 else R.nn.avg_pool3d
+    result = function(
+        _wide(node, args[0]),
         node.attrs["kernel_shape"],
         strides=node.attrs["strides"],
         padding=node.attrs["pads"],
-        **dilation,
     )
+    return _narrow(node, result)
 
 
 def emitted_operators() -> frozenset[str]:

@@ -112,6 +112,8 @@ class Builder:
             return [self.constant(a) for a in evaluate(node, outputs)]
         node.origin = self.origin
         for index, (shape, dtype) in enumerate(infer(node, outputs)):
+            if dtype.isbuiltin != 1 and 0 not in shape:
+                raise RefusedNodeError(f"its output is {dtype.name}, which is not supported")
             out = Value(f"{op.lower()}_{index}", shape, dtype, producer=node)
             if out.size == 0:
                 out.const = np.empty(shape, dtype)

@@ -24,14 +24,20 @@ class Reference:
     """Runs the original model in ONNX Runtime.
 
     `shapes` are the fixed input shapes by the model's own names (`ImportedModel.shapes`); `run`
-    refuses others. Raises ModelError when ONNX Runtime refuses the model.
+    refuses others. `optimise=False` computes the same in another order, which shows how much of a
+    result is rounding. Raises ModelError when ONNX Runtime refuses the model.
     """
 
-    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, path: Path, shapes: Mapping[str, Sequence[int]], *, optimise: bool = True
+    ) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        if not optimise:
+            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.graph_optimization_level = level
         try:
             self._session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]

@@ -9,7 +9,7 @@ function body in ONNX's own definition, is refused.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,45 @@ Repaired = Value | Sequence[Value | None]
 Repair = Callable[["Op"], Repaired]
 
 
+class Attributes(dict[str, Any]):
+    """A node's attributes, which remember what was read: an unread one must not be ignored."""
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        super().__init__(items)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def items(self) -> Any:
+        self.read |= set(self)
+        return super().items()
+
+
+# Attributes that say nothing about inference, or only something where the repair looks at them.
+WITHOUT_EFFECT = frozenset(
+    {
+        "axis",  # of a quantisation by one scale for the whole tensor
+        "consumed_inputs",
+        "hidden_size",  # the weights say it
+        "is_test",
+        "momentum",
+        "noop_with_empty_axes",  # where axes are given
+        "num_outputs",  # where sizes are given
+        "ratio",
+        "saturate",  # of 8-bit floats, which are refused
+        "seed",
+        "stash_type",
+        "storage_order",  # of indices that are not wanted
+    }
+)
+
+
 @dataclass
 class Op:
     """A node of the model while it is repaired: static inputs, attributes as Python values."""
@@ -29,7 +68,7 @@ class Op:
     kind: str
     name: str
     inputs: list[Value | None]
-    attrs: dict[str, Any]
+    attrs: Attributes
     outputs: list[str]
     opset: int
     b: Builder
@@ -68,7 +107,7 @@ class Op:
 
     def apply(self, kind: str, *inputs: Value, **attrs: Any) -> Value:
         """The only output of ONNX's operator `kind` in its newest form, repaired itself."""
-        inner = Op(kind, self.name, list(inputs), attrs, ["y"], CORE_OPSET, self.b)
+        inner = Op(kind, self.name, list(inputs), Attributes(attrs), ["y"], CORE_OPSET, self.b)
         result = REPAIRS["", kind](inner)
         assert isinstance(result, Value)
         return result

@@ -10,6 +10,9 @@ import numpy as np
 from edgesdk.frontend.graph import Value
 from edgesdk.frontend.repair import Op, Repaired, positive_axis, refuse, repairs
 
+# CumProd is a product for each element; longer axes are refused.
+CUMPROD_LIMIT = 256
+
 
 @repairs("Dropout")
 def _dropout(op: Op) -> Repaired:
@@ -91,14 +94,19 @@ def _pow(op: Op) -> Repaired:
 
 @repairs("Mod")
 def _mod(op: Op) -> Repaired:
-    a, b = op[0], op[1]
-    if op.attr("fmod", 0) or a.is_float:
-        return op.b("Mod", a, b, fmod=1)
-    return op.b("Mod", a, b, fmod=0)
+    b, x, y = op.b, op[0], op[1]
+    if not x.is_float or op.attr("fmod", 0):
+        return b("Mod", x, y, fmod=int(bool(op.attr("fmod", 0))))
+    rest = b("Mod", x, y, fmod=1)  # has the sign of x; the result wants that of y
+    other = b("Xor", b("Less", rest, 0.0), b("Less", y, 0.0))
+    shifted = b("And", other, b("Not", b("Equal", rest, 0.0)))
+    return b("Where", shifted, b("Add", rest, y), rest)
 
 
 @repairs("BitShift")
 def _bit_shift(op: Op) -> Repaired:
+    if op[0].dtype.kind != "u":
+        raise refuse("shifts of signed integers are not supported")
     return op.b("BitShift", op[0], op[1], direction=op.attrs["direction"])
 
 
@@ -269,6 +277,9 @@ def _reduce(op: Op) -> Repaired:
     if not given:
         given = [] if op.attr("noop_with_empty_axes", 0) else range(x.rank)
     axes = sorted(positive_axis(int(a), x.rank) for a in given)
+    if x.dtype == np.bool_:  # false and true are 0 and 1
+        bytes_ = op.b.cast(x, np.uint8)
+        return op.b.cast(reduced(op, op.kind, bytes_, axes, bool(op.attr("keepdims", 1))), np.bool_)
     return reduced(op, op.kind, x, axes, bool(op.attr("keepdims", 1)))
 
 
@@ -331,6 +342,22 @@ def _cumsum(op: Op) -> Repaired:
         zeros = b.constant(np.zeros(edge, x.dtype))
         result = b.concat([zeros, b.slice(result, axis, 0, length - 1)], axis)
     return b.take(result, back, axis) if op.attr("reverse", 0) else result
+
+
+@repairs("CumProd")
+def _cumprod(op: Op) -> Repaired:
+    b, x = op.b, op[0]
+    axis = positive_axis(op.int_list(1, "axis")[0], x.rank)
+    length = x.shape[axis]
+    if length > CUMPROD_LIMIT:
+        raise refuse(f"its axis of {length} elements is longer than {CUMPROD_LIMIT}")
+    steps = [b.slice(x, axis, i, i + 1) for i in range(length)]
+    steps = steps[::-1] if op.attr("reverse", 0) else steps
+    products = [b.constant(np.ones(steps[0].shape, x.dtype))]
+    for step in steps:
+        products.append(b("Mul", products[-1], step))
+    kept = products[:-1] if op.attr("exclusive", 0) else products[1:]
+    return b.concat(kept[::-1] if op.attr("reverse", 0) else kept, axis)
 
 
 @repairs("BatchNormalization")

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from edgesdk.frontend.graph import Value
-from edgesdk.frontend.repair import Op, Repaired, refuse, repairs
+from edgesdk.frontend.repair import Attributes, Op, Repaired, refuse, repairs
 from edgesdk.frontend.repair_basic import reduced
 
 # A pool with a larger window than this gives no indices: each element would be a node.
@@ -266,7 +266,7 @@ def _counted_pool(
     pads = list(zip(before, own, strict=True))
     counts = np.pad(counts, pads, constant_values=1.0 if padding_counts else 0.0)
     counts = np.pad(counts, [(0, a - o) for a, o in zip(after, own, strict=True)])
-    one = Op(op.kind, op.name, [], {}, [], op.opset, b)
+    one = Op(op.kind, op.name, [], Attributes({}), [], op.opset, b)
     kernel, strides, dilations = sides[:3]
     none = [0] * len(kernel)
     plane = b.constant(counts.astype(x.dtype)[None, None])

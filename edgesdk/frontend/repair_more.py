@@ -152,7 +152,7 @@ def _contracted(
     inner = [c for c in both if c not in later]
     rows = [c for c in x_labels if c not in both]
     columns = [c for c in y_labels if c not in both]
-    size = {c: d for c, d in zip(x_labels, x.shape, strict=True)}
+    size = dict(zip(x_labels, x.shape, strict=True))
     for c, d in zip(y_labels, y.shape, strict=True):
         size[c] = max(size.get(c, 1), d)
     x = _ordered(op, x, x_labels, [batch, rows, inner], size)
@@ -199,14 +199,12 @@ def _max_unpool(op: Op) -> Repaired:
     n = len(kernel)
     strides = list(op.attr("strides") or [1] * n)
     pads = list(op.attr("pads") or [0] * (2 * n))
-    if op.get(2) is not None:
+    target = [*x.shape[:2]] + [
+        (d - 1) * s - p - q + k
+        for d, s, p, q, k in zip(x.shape[2:], strides, pads[:n], pads[n:], kernel, strict=True)
+    ]
+    if op.get(2) is not None:  # ONNX Runtime takes the indices as positions in what it is given
         target = op.int_list(2, "dimensions")
-    else:
-        target = [*x.shape[:2]] + [
-            (d - 1) * s - p - q + k
-            for d, s, p, q, k in zip(x.shape[2:], strides, pads[:n], pads[n:], kernel, strict=True)
-        ]
-    # Indices count in the tensor before pooling; with another target they count there.
     zeros = b.constant(np.zeros((math.prod(target),), x.dtype))
     flat = b("ScatterElements", zeros, b.reshape(op[1], (x.size,)), b.reshape(x, (x.size,)),
              axis=0, reduction="none")  # fmt: skip
@@ -331,10 +329,8 @@ def _det(op: Op) -> Repaired:
         for sign, column in enumerate(columns):
             rest = [c for c in columns if c != column]
             term = b("Mul", entry(rows[0], column), minor(rows[1:], rest))
-            if total is None:
-                total = term
-            else:
-                total = b("Sub" if sign % 2 else "Add", total, term)
+            sign_word = "Sub" if sign % 2 else "Add"
+            total = term if total is None else b(sign_word, total, term)
         assert total is not None
         return total
 

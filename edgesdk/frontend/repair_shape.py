@@ -266,9 +266,8 @@ def _space_to_depth(op: Op) -> Repaired:
     size = int(op.attrs["blocksize"])
     n, c, h, w = x.shape
     split = b.reshape(x, (n, c, h // size, size, w // size, size))
-    return b.reshape(
-        b.transpose(split, (0, 3, 5, 1, 2, 4)), (n, c * size * size, h // size, w // size)
-    )
+    perm = (0, 3, 5, 1, 2, 4) if op.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return b.reshape(b.transpose(split, perm), (n, c * size * size, h // size, w // size))
 
 
 @repairs("CenterCropPad")

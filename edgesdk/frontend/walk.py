@@ -157,15 +157,17 @@ class Walker:
             raise RefusedNodeError("strings are not supported")
         if not known:
             return self._expand(node, domain, inputs, present, scope)
-        attrs = {a.name: _python(a) for a in present}
+        attrs = repair.Attributes({a.name: _python(a) for a in present})
         opset = scope.opsets.get(domain, 1)
         outputs = list(node.output)
         op = repair.Op(
             node.op_type, name, inputs, attrs, outputs, opset, self.b, self.hints, self.notes
         )
         if (domain, node.op_type) not in repair.REPAIRS:
-            return [self.b(node.op_type, *inputs, **attrs)]
+            _refuse_unread(op, domain)
+            return [self.b(node.op_type, *inputs)]
         result = repair.REPAIRS[domain, node.op_type](op)
+        _refuse_unread(op, domain)
         return [result] if isinstance(result, Value) else list(result)
 
     def _bound(self, attr: onnx.AttributeProto, scope: Scope) -> onnx.AttributeProto | None:
@@ -252,6 +254,28 @@ _MALFORMED = (
 def _short(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _refuse_unread(op: repair.Op, domain: str) -> None:
+    """Refuses a node with an attribute that its repair does not know and that changes it."""
+    unread = set(op.attrs) - op.attrs.read - repair.WITHOUT_EFFECT
+    if not unread:
+        return
+    defaults: dict[str, Any] = {}
+    if not domain:
+        try:
+            schema = onnx.defs.get_schema(op.kind, op.opset, "")
+        except onnx.defs.SchemaError:
+            return
+        defaults = {
+            n: _python(a.default_value)
+            for n, a in schema.attributes.items()
+            if n in unread and a.default_value.name
+        }
+    for name in sorted(unread):
+        value = op.attrs[name]
+        if value != defaults.get(name) and value not in (0, 0.0, "", []):
+            raise RefusedNodeError(f"its attribute {name}={value!r} is not supported")
 
 
 def _schema(kind: str, scope: Scope) -> Any:
