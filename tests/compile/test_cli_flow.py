@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import Cli
+from command_line import Cli
 from onnx import TensorProto, helper, numpy_helper
 
 import edgesdk

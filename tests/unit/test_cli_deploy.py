@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Cli
+from command_line import Cli
 
 from edgesdk.deploy.bench import Latencies, doubts
 from edgesdk.deploy.facts import DeviceFacts

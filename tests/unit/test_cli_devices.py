@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Cli
+from command_line import Cli
 
 from edgesdk.deploy.doctor import Finding
 from edgesdk.profiles import target_names

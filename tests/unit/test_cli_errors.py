@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Cli
+from command_line import Cli
 
 from edgesdk.cli import build
 from edgesdk.devices import Device, add_device

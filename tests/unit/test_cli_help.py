@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Cli
+from command_line import Cli
 
 COMMANDS = (
     "init",
