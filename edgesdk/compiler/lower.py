@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
+from edgesdk.schedules.legalize import legalizations
 from edgesdk.schedules.layout import assign_layouts
 
 
@@ -18,7 +19,7 @@ def lower(module: Any, profile: TargetProfile) -> Any:
 
     module = assign_layouts(transform.CanonicalizeBindings()(module), profile)
     passes = [
-        transform.LegalizeOps(),
+        transform.LegalizeOps(legalizations()),
         transform.AnnotateTIROpPattern(),
         transform.FuseOps(),
         transform.FuseTIR(),

@@ -54,6 +54,32 @@ class Conv2d:
         return self.window == (1, 1) and self.stride == (1, 1) and not any(self.padding)
 
 
+    def as_row(self, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
+        """A convolution over a picture of width 1 as one over a picture of height 1.
+
+        The bytes of all tensors are the same; the register tile runs along rows.
+        """
+        import dataclasses
+
+        top, left, bottom, right = self.padding
+        if self.in_shape[3] != 1 or self.out_shape[3] != 1 or left or right:
+            return self, weight
+
+        def turned(pair: tuple[int, ...]) -> tuple[int, ...]:
+            return (pair[1], pair[0])
+
+        config = dataclasses.replace(
+            self,
+            in_shape=(*self.in_shape[:2], *turned(self.in_shape[2:])),
+            out_shape=(*self.out_shape[:2], *turned(self.out_shape[2:])),
+            window=turned(self.window),
+            stride=turned(self.stride),
+            padding=(0, top, 0, bottom),
+            dilation=turned(self.dilation),
+        )
+        return config, weight.transpose(0, 1, 3, 2)
+
+
 def round_groups(weight: np.ndarray, config: Conv2d) -> tuple[Conv2d, np.ndarray]:
     """Widens each group with zeros to whole blocks; returns the wider convolution and weights."""
     import dataclasses
@@ -99,13 +125,13 @@ def pack_weight(weight: np.ndarray, config: Conv2d, *, plain_input: bool) -> np.
     return np.ascontiguousarray(packed)
 
 
-def pad_spatial(x: Any, config: Conv2d) -> Any:
-    """Zeros around the picture: [N, C, H, W] stays plain, [N, C/b, H*W, b] becomes 5-dimensional."""
+def pad_spatial(x: Any, config: Conv2d, *, plain_input: bool) -> Any:
+    """Zeros around the picture: [N, C, H, W] stays plain, [N, C/b, H*W, b] becomes
+    [N, C/b, H', W', b]."""
     from tvm import te, tirx
 
     top, left, bottom, right = config.padding
     h, w = config.in_shape[2:]
-    blocked = int(x.shape[-1]) == config.block and int(x.shape[2]) == h * w
     n, c = int(x.shape[0]), int(x.shape[1])
 
     def element(i: Any, k: Any, y: Any, z: Any, *lane: Any) -> Any:
@@ -113,15 +139,15 @@ def pad_spatial(x: Any, config: Conv2d) -> Any:
         pixel = ((y - top) * w + z - left,) if lane else (y - top, z - left)
         return tirx.if_then_else(inside, x(i, k, *pixel, *lane), tirx.const(0, x.dtype))
 
-    shape = (n, c, h + top + bottom, w + left + right, *((config.block,) if blocked else ()))
+    shape = (n, c, h + top + bottom, w + left + right, *(() if plain_input else (config.block,)))
     return te.compute(shape, element, name="pad", tag="injective,pad")
 
 
-def conv2d_nchwc(data: Any, weight: Any, config: Conv2d) -> Any:
+def conv2d_nchwc(data: Any, weight: Any, config: Conv2d, *, plain_input: bool) -> Any:
     """The convolution of a tensor that is padded already; returns [N, O/b, OH*OW, b].
 
-    `data` is [N, I/b, H*W, b], or [N, I/b, H, W, b] from `pad_spatial`, or plain [N, I, H, W] with
-    weights of `pack_weight(plain_input=True)`.
+    `data` is [N, I/b, H*W, b], or [N, I/b, H, W, b] from `pad_spatial`, or with `plain_input`
+    [N, I, H, W] and weights of `pack_weight(plain_input=True)`.
     """
     from tvm import te
 
@@ -131,10 +157,6 @@ def conv2d_nchwc(data: Any, weight: Any, config: Conv2d) -> Any:
     n = config.in_shape[0]
     _, _, out_h, out_w = config.out_shape
     blocks = int(weight.shape[0])
-    plain_input = config.kind == "direct" and len(weight.shape) == 5 and (
-        int(weight.shape[1]) == config.in_shape[1] and tuple(map(int, weight.shape[2:4])) == config.window
-        and len(data.shape) == 4 and int(data.shape[1]) == config.in_shape[1]
-    )
     per_group = config.in_shape[1] // config.groups
     ry = te.reduce_axis((0, config.window[0]), "ky")
     rx = te.reduce_axis((0, config.window[1]), "kx")

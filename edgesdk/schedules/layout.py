@@ -218,17 +218,23 @@ class _Rewriter:
         )
         if config.kind == "split groups":
             return self._split_groups(data, weight, config, dtype)
+        config, weight = config.as_row(weight)
         # Few input channels (a picture): broadcasting them needs no blocks.
         plain = config.kind == "direct" and data.blocked is None and data.shape[1] < self.block
         source = data.plain if plain else self._blocked(data)
         return _Tensor(shape, dtype, blocked=self._convolve(source, weight, config, plain=plain))
 
     def _convolve(self, source: Any, weight: np.ndarray, config: Any, *, plain: bool) -> Any:
+        from tvm import relax
+
+        static = {"config": config, "plain_input": plain}
+        if plain and _type_of(source)[0] != config.in_shape:
+            source = self.bb.emit(relax.op.reshape(source, config.in_shape))
         if any(config.padding):
-            source = self._te(conv2d.pad_spatial, source, config=config, hint="pad")
+            source = self._te(conv2d.pad_spatial, source, **static, hint="pad")
         packed = _const(conv2d.pack_weight(weight, config, plain_input=plain))
         return self._te(
-            conv2d.conv2d_nchwc, source, packed, config=config, hint=f"conv2d_{config.kind}"
+            conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}"
         )
 
     def _split_groups(
