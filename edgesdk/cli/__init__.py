@@ -51,6 +51,17 @@ _ORDER = (
 )
 
 
+# What to look at after an error whose raiser knows nothing better, by exit code.
+_NEXT = {
+    3: "edgesdk doctor",
+    4: "edgesdk doctor",
+    5: "edgesdk inspect MODEL",
+    6: "edgesdk devices",
+    7: "edgesdk devices check NAME",
+    8: "edgesdk verify BUNDLE",
+}
+
+
 class _Commands(typer.core.TyperGroup):
     """The commands in the order of the work, which typer would put by kind."""
 
@@ -76,7 +87,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Compile ONNX models for the board on the desk, bring them there and run them."""
+    """Compile ONNX models for the board on the desk, bring them there, run them."""
     if version:
         print(f"{PROGRAM} {edgesdk.__version__}")
         raise typer.Exit
@@ -113,47 +124,57 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except _ArgumentError as error:
-        return _report(_usage_error(error), as_json=as_json)
+        return _report(_usage_error(error), arguments, as_json=as_json)
     except EdgeSdkError as error:
-        if isinstance(error, UsageError) and error.hint is None:
-            error.hint = " ".join([PROGRAM, *(a for a in arguments[:1] if a in _ORDER), "--help"])
-        return _report(error, as_json=as_json)
+        return _report(error, arguments, as_json=as_json)
     except KeyboardInterrupt:
         console.print_error("interrupted", None)
         return _INTERRUPTED
     except BrokenPipeError:
         return _quiet_broken_pipe()
     except Exception as error:
-        return _report(_unexpected(error), as_json=as_json)
+        return _report(_unexpected(error), arguments, as_json=as_json)
     return 0
 
 
-def _report(error: EdgeSdkError, *, as_json: bool) -> int:
+def _report(error: EdgeSdkError, arguments: Sequence[str], *, as_json: bool) -> int:
     if os.environ.get(DEBUG_VARIABLE) == "1":
         import traceback
 
         traceback.print_exception(error)
+    hint = error.hint or _NEXT.get(error.exit_code) or _help_of(arguments)
     if as_json:
         details: dict[str, Any] = {
             "kind": type(error).__name__,
             "message": console.one_line(error.message),
-            "hint": console.one_line(error.hint) if error.hint else None,
+            "hint": console.one_line(hint),
             "exit_code": error.exit_code,
         }
         if isinstance(error, UnsupportedModelError):
             keys = ("node", "operator", "reason")
             details["nodes"] = [dict(zip(keys, node, strict=True)) for node in error.nodes]
         console.print_json({"error": details})
-    console.print_error(error.message, error.hint)
+    console.print_error(error.message, hint)
     return error.exit_code
+
+
+def _help_of(arguments: Sequence[str]) -> str:
+    """The command that explains the one that was typed."""
+    words = [PROGRAM]
+    command: Any = typer.main.get_command(app)
+    for argument in arguments:
+        inner = getattr(command, "commands", {}).get(argument)
+        if inner is None:
+            break
+        words.append(argument)
+        command = inner
+    return " ".join([*words, "--help"])
 
 
 def _usage_error(error: Any) -> UsageError:
     """typer's complaint in our form: one line, no full stop, and the next thing to type."""
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else PROGRAM
     text = console.one_line(error.format_message())
-    hint = f"{command} --help"
+    hint = None
     # Where typer has a suggestion it stands at the end of the message.
     found = re.search(r"\.? (Did you mean|\(Possible options:) (.*?)[?)]$", text)
     if found:

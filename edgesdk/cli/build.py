@@ -34,7 +34,10 @@ def init(
     shape: Shapes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write edgesdk.toml here, so that MODEL, --shape and --device may be left out."""
+    """Write edgesdk.toml, the project file, for a model.
+
+    With it MODEL, --shape and --device may be left out in this folder and below.
+    """
     from edgesdk.cli.inspection import inspect_model
     from edgesdk.devices import load_devices
     from edgesdk.profiles import load_target
@@ -84,7 +87,7 @@ def init(
 
 
 def inspect(model: ModelArgument = None, shape: Shapes = None, as_json: AsJson = False) -> None:
-    """Say what a model is, what will be repaired, and what is refused and why."""
+    """Say what a model is, what is repaired in it and what is refused."""
     from edgesdk.cli.inspection import inspect_model, report_text
 
     project = project_of(model)

@@ -90,7 +90,7 @@ def rollback(
     target: BundleTarget = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the version of a bundle that was in use before the current one again."""
+    """Go back to the version of a bundle that was in use before."""
     from edgesdk.deploy.push import rollback as roll_back
     from edgesdk.deploy.transport import open_transport
     from edgesdk.devices import get_device
@@ -226,10 +226,10 @@ def verify(
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Check on a device that a bundle gives the reference's results; exit 8 if not.
+    """Check on a device that a bundle gives the right results.
 
     Compared are the golden outputs in the bundle and, where the model is given or the project has
-    it, ONNX Runtime's results for drawn inputs.
+    it, ONNX Runtime's results for drawn inputs. Exit code 8 means that something differs.
     """
     from edgesdk.deploy.verify import verify_placed
 
@@ -258,7 +258,9 @@ def _placed(chosen: Chosen) -> Iterator[PlacedBundle]:
     from edgesdk.deploy.run import placed_bundle
 
     try:
-        with placed_bundle(chosen.bundle, chosen.device or "local") as placed:
+        with placed_bundle(
+            chosen.bundle, "local" if chosen.device is None else chosen.device
+        ) as placed:
             yield placed
     except DeviceMismatchError as error:
         if chosen.device is not None:

@@ -232,7 +232,10 @@ def doctor(target: Target = None, device: Device = None, as_json: AsJson = False
     With --device the way to it is tried too. Exit code 4 means that something needed is missing.
     """
     from edgesdk.deploy.doctor import diagnose
+    from edgesdk.devices import get_device
 
+    if device is not None:
+        get_device(device)  # a wrong name is said at once
     with console.stages("doctor") as progress:
         progress("looking at this machine")
         findings = diagnose(target)

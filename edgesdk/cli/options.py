@@ -99,7 +99,7 @@ def choose_bundle(bundle: Path | None, target: str | None, device: str | None) -
     name = target or only_target(project)
     options = project.options(name)
     opened = _open(project.bundle_path(name), hint=f"edgesdk compile --target {name}")
-    return Chosen(opened, device or options.device, project.model_path)
+    return Chosen(opened, options.device if device is None else device, project.model_path)
 
 
 def only_target(project: Project) -> str:
@@ -205,4 +205,8 @@ def _open(folder: Path, *, hint: str) -> Bundle:
 
     if not folder.exists():
         raise BundleError(f"there is no bundle {folder}", hint=hint)
+    if not folder.is_dir():
+        if folder.suffix == ".onnx":
+            hint = f"compile it first: edgesdk compile {folder} --target T"
+        raise BundleError(f"{folder} is a file, not a bundle", hint=hint)
     return open_bundle(folder)

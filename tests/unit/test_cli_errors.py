@@ -11,7 +11,7 @@ from command_line import Cli
 
 from edgesdk.cli import build
 from edgesdk.devices import Device, add_device
-from edgesdk.errors import UnsupportedModelError
+from edgesdk.errors import DeviceError, EdgeSdkError, UnsupportedModelError, UsageError
 
 PROJECT = """\
 model = "net.onnx"
@@ -76,6 +76,32 @@ def test_wrong_project_files(cli: Cli, name: str, text: str, arguments: str, cod
     (cli.here / "edgesdk.toml").write_text(text, encoding="utf-8")
     assert cli.golden(f"error-{name}", *arguments.split()).code == code
     assert [p.name for p in cli.here.iterdir()] == ["edgesdk.toml"]
+
+
+def test_a_model_is_not_a_bundle(cli: Cli) -> None:
+    (cli.here / "net.onnx").write_bytes(b"a model")
+    said = cli.golden("error-model-as-bundle", "run", "net.onnx")
+    assert said.code == 3 and "edgesdk compile net.onnx" in said.err
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (UsageError("x"), "edgesdk devices show --help"),
+        (DeviceError("x"), "edgesdk devices check NAME"),
+        (DeviceError("x", hint="its own"), "its own"),
+    ],
+)
+def test_there_is_always_a_next_thing_to_type(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: EdgeSdkError, hint: str
+) -> None:
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("edgesdk.devices.get_device", fail)
+    said = cli("devices", "show", "pi", "--json")
+    assert said.err == f"error: x\nhint: {hint}\n"
+    assert said.json["error"]["hint"] == hint
 
 
 def test_json_has_the_error_on_stdout(cli: Cli) -> None:
