@@ -163,6 +163,11 @@ def _extreme(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     x, y = args
     if not node.outputs[0].is_float:
         return (R.maximum if node.op == "Max" else R.minimum)(x, y)
+    for number, other, operand in ((0, x, y), (1, y, x)):
+        constant = node.inputs[number].const
+        if constant is not None and not np.isnan(constant).any():
+            # The constant first: generated code compares and selects, and so hands NaN on.
+            return (R.maximum if node.op == "Max" else R.minimum)(other, operand)
     before = (R.greater if node.op == "Max" else R.less)(x, y)
     return R.where(R.logical_or(before, R.isnan(x)), x, y)
 
@@ -347,6 +352,14 @@ def _conv(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
 def _max_pool(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     n = len(node.attrs["kernel_shape"])
     pads = node.attrs["pads"]
+    if n == 2:  # its kernel is chosen with the layout (edgesdk.schedules)
+        return R.nn.max_pool2d(
+            args[0],
+            node.attrs["kernel_shape"],
+            strides=node.attrs["strides"],
+            padding=pads,
+            dilation=node.attrs["dilations"],
+        )
     return emitter.bb.call_te(
         kernels.max_pool,
         args[0],

@@ -57,7 +57,7 @@ def gather_elements(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
     return te.compute(indices.shape, element, name="gather_elements", tag="injective")
 
 
-def _lowest(dtype: str, highest: bool = False) -> Any:
+def lowest(dtype: str, highest: bool = False) -> Any:
     """The identity of max, or of min (`highest`): infinite for floats.
 
     TVM's own reductions start from the largest finite number, and so lose an infinity.
@@ -67,10 +67,11 @@ def _lowest(dtype: str, highest: bool = False) -> Any:
     return tirx.max_value(dtype) if highest else tirx.min_value(dtype)
 
 
-def _extreme(smallest: bool) -> Any:
+def extreme(smallest: bool) -> Any:
+    """The reduction to the largest (or smallest) element; that of nothing is infinite."""
     return te.comm_reducer(
         (lambda x, y: tirx.min(x, y)) if smallest else (lambda x, y: tirx.max(x, y)),
-        lambda dtype: _lowest(dtype, smallest),
+        lambda dtype: lowest(dtype, smallest),
         name="min" if smallest else "max",
     )
 
@@ -82,7 +83,7 @@ def reduce_extreme(x: te.Tensor, axes: list[int], keepdims: bool, smallest: bool
     shape = [1 if i in reduced else d for i, d in enumerate(x.shape)]
     if not keepdims:
         shape = [x.shape[i] for i in kept]
-    function = _extreme(smallest)
+    function = extreme(smallest)
 
     def element(*index: Any) -> Any:
         places = iter(index)
@@ -108,7 +109,7 @@ def arg_extreme(x: te.Tensor, axis: int, keepdims: bool, smallest: bool) -> te.T
         return tirx.Select(keep, left[0], right[0]), tirx.Select(keep, left[1], right[1])
 
     def identity(index_type: str, dtype: str) -> Any:
-        return tirx.max_value(index_type), _lowest(dtype, smallest)
+        return tirx.max_value(index_type), lowest(dtype, smallest)
 
     function = te.comm_reducer(combine, identity, name="argmin" if smallest else "argmax")
     k = te.reduce_axis((0, x.shape[axis]), name="k")
@@ -135,12 +136,12 @@ def max_pool(
     """[N, C, ...] to the largest element of each window; padding is below everything."""
     n = len(kernel)
     if any(before) or any(after):
-        x = pad(x, [0, 0, *before], [0, 0, *after], _lowest(x.dtype))
+        x = pad(x, [0, 0, *before], [0, 0, *after], lowest(x.dtype))
     sizes = [
         (x.shape[i + 2] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(n)
     ]
     reduced = [te.reduce_axis((0, kernel[i]), name=f"k{i}") for i in range(n)]
-    function = _extreme(False)
+    function = extreme(False)
 
     def element(*index: Any) -> Any:
         at = [index[i + 2] * strides[i] + reduced[i] * dilations[i] for i in range(n)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from edgesdk.frontend import kernels
 from edgesdk.schedules import vector_math
 
 
@@ -17,7 +18,7 @@ def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
         "erf": vector_math.erf,
     }
     rules = {f"relax.{name}": _map(function, name) for name, function in functions.items()}
-    return rules | {"relax.nn.softmax": _softmax}
+    return rules | {"relax.nn.softmax": _softmax, "relax.nn.max_pool2d": _max_pool2d}
 
 
 def _map(function: Callable[[Any], Any], name: str) -> Callable[[Any, Any], Any]:
@@ -33,6 +34,25 @@ def _softmax(builder: Any, call: Any) -> Any:
     axis = int(call.attrs.axis)
     return builder.call_te(
         lambda x: softmax(x, axis), call.args[0], primfunc_name_hint="softmax"
+    )
+
+
+def _max_pool2d(builder: Any, call: Any) -> Any:
+    attrs = call.attrs
+
+    def ints(values: Any) -> list[int]:
+        return [int(v) for v in values]
+
+    pads = ints(attrs.padding)
+    return builder.call_te(
+        kernels.max_pool,
+        call.args[0],
+        ints(attrs.pool_size),
+        ints(attrs.strides),
+        ints(attrs.dilation),
+        pads[:2],
+        pads[2:],
+        primfunc_name_hint="max_pool2d",
     )
 
 

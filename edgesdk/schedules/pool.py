@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgesdk.frontend.kernels import extreme, lowest
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
 
@@ -43,7 +44,7 @@ def pool2d_nchwc(
         and (out_h - 1) * sy + (kh - 1) * dy < h
         and (out_w - 1) * sx + (kw - 1) * dx < w
     )
-    outside = tirx.min_value(data.dtype) if kind == "max" else tirx.const(0, data.dtype)
+    outside = lowest(data.dtype) if kind == "max" else tirx.const(0, data.dtype)
 
     def pixel(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
         iy, ix = y * sy + ry * dy - top, x * sx + rx * dx - left
@@ -52,7 +53,7 @@ def pool2d_nchwc(
         inside = tirx.all(iy >= 0, iy < h, ix >= 0, ix < w)
         return tirx.if_then_else(inside, data[i, o, iy * w + ix, b], outside)
 
-    combine = te.max if kind == "max" else te.sum
+    combine = extreme(False) if kind == "max" else te.sum
     shape = (n, c, out_h * out_w, block)
     total = te.compute(
         shape,
