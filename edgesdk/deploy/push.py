@@ -29,6 +29,7 @@ _TIMEOUT_S = 60.0
 _HASH_TIMEOUT_S = 600.0
 _VERSION_DIGITS = 12
 _NO_HASH_TOOL, _NOT_THERE = 66, 67
+_IS_CURRENT = "/current"  # between file names, none of which is absolute
 
 PushProgress = Callable[[str, int, int], None]
 """Called with the file's name, the bytes copied so far of all files, and the bytes to copy."""
@@ -98,7 +99,7 @@ def push_bundle(
     folder = posixpath.join(home, version)
     # The manifest goes last: a folder that has one is complete.
     files[MANIFEST_NAME] = manifest_file
-    kept = _reuse(transport, home, version, files)
+    kept, is_current = _reuse(transport, home, version, files)
     missing = {name: info for name, info in files.items() if name not in kept}
     total = sum(info.size_bytes for info in missing.values())
     if facts.disk_available_kib is not None and facts.disk_available_kib * 1024 < total:
@@ -117,7 +118,9 @@ def push_bundle(
             progress=_file_progress(progress, name, done, total),
         )
         done += info.size_bytes
-    _checked(transport, _SWITCH, home, version, str(KEPT_VERSIONS), failed="cannot switch versions")
+    if missing or not is_current:
+        keep = str(KEPT_VERSIONS)
+        _checked(transport, _SWITCH, home, version, keep, failed="cannot switch versions")
     return RemoteBundle(
         name=manifest.name,
         version=version,
@@ -195,19 +198,27 @@ def _wanted_files(bundle: Bundle, *, everything: bool) -> dict[str, FileInfo]:
 
 def _reuse(
     transport: Transport, home: str, version: str, files: dict[str, FileInfo]
-) -> tuple[str, ...]:
-    """Returns which of `files` the version has, after linking what the current version has."""
-    lines = "".join(f"{info.sha256} {name}\n" for name, info in files.items())
+) -> tuple[tuple[str, ...], bool]:
+    """Returns which of `files` the version has, and whether it is the current one.
+
+    Links what the current version has before, and makes the folders of what has to come.
+    """
+    wanted = "".join(f"{info.sha256} {name}\n" for name, info in files.items())
     result = transport.run(
         ["sh", "-c", _REUSE, "edgesdk", home, version],
         timeout_s=_HASH_TIMEOUT_S,
-        input_bytes=lines.encode(),
+        input_bytes=wanted.encode(),
     )
     if result.returncode == _NO_HASH_TOOL:
-        return ()  # nothing is known to be right: all is copied, and checked by reading it back
+        # Nothing is known to be right: all is copied, and checked by reading it back.
+        return (), False
     if not result.ok:
-        raise DeviceError(f"{transport.name}: cannot read {home}: {result.last_line()}")
-    return tuple(name for name in result.stdout_text.splitlines() if name in files)
+        raise DeviceError(
+            f"{transport.name}: cannot write to {home}: {result.last_line()}",
+            hint="check its owner and mount, or set another work-dir in devices.toml",
+        )
+    lines = result.stdout_text.splitlines()
+    return tuple(name for name in lines if name in files), _IS_CURRENT in lines
 
 
 def _file_progress(
@@ -234,9 +245,9 @@ def _checked(transport: Transport, script: str, *args: str, failed: str) -> Comm
 
 # The scripts that run on the device. $1: the folder of the bundle, $2: the version.
 
-# Standard input: "SHA-256 name" lines. Prints the names that the version has, with that content. A
-# file that only the current version has is linked into it: files are never changed in place. What
-# a broken connection left behind is removed.
+# Standard input: "SHA-256 name" lines. Prints the names that the version has, with that content,
+# and makes the folders of the others. A file that only the current version has is linked into it:
+# files are never changed in place. What a broken connection left behind is removed.
 _REUSE = f"""{HASH_OF}
 [ -d "$1/$2" ] && find "$1/$2" -name '.*.part' -exec rm -f {{}} \\;
 hash_of /dev/null || exit {_NO_HASH_TOOL}
@@ -244,13 +255,16 @@ while read -r wanted name; do
     new=$1/$2/$name old=$1/current/$name
     if [ -f "$new" ] && hash_of "$new" && [ "$sum" = "$wanted" ]; then
         printf '%s\\n' "$name"
-    elif [ -f "$old" ] && hash_of "$old" && [ "$sum" = "$wanted" ]; then
-        mkdir -p "$(dirname "$new")" || exit 1
+        continue
+    fi
+    [ -d "${{new%/*}}" ] || mkdir -p "${{new%/*}}" || exit 1
+    if [ -f "$old" ] && hash_of "$old" && [ "$sum" = "$wanted" ]; then
         rm -f "$new.link"
         ln "$old" "$new.link" 2>/dev/null || cp -p "$old" "$new.link" || exit 1
         mv -f "$new.link" "$new" && printf '%s\\n' "$name"
     fi
 done
+[ "$(readlink "$1/current")" = "$2" ] && echo {_IS_CURRENT}
 exit 0
 """
 
@@ -259,7 +273,8 @@ exit 0
 _SET_CURRENT = f"""
 cd "$1" || exit 1
 [ -f "$2/{MANIFEST_NAME}" ] || exit {_NOT_THERE}
-rm -rf .switch && mkdir .switch && ln -s "$2" .switch/current && mv -f .switch/current . || exit 1
+[ ! -d .switch ] || rm -rf .switch
+mkdir .switch && ln -s "$2" .switch/current && mv -f .switch/current . || exit 1
 rmdir .switch
 """
 
@@ -267,18 +282,19 @@ rmdir .switch
 _SWITCH = f"""{_SET_CURRENT}
 {{ grep -vxF "$2" history 2>/dev/null; echo "$2"; }} | tail -n "$3" >history.new || exit 1
 mv -f history.new history || exit 1
+kept=" $(tr '\\n' ' ' <history)"
 for folder in *; do
-    if [ -d "$folder" ] && [ ! -L "$folder" ] && ! grep -qxF "$folder" history; then
-        rm -rf "$folder"
-    fi
+    [ -d "$folder" ] && [ ! -L "$folder" ] || continue
+    case $kept in *" $folder "*) ;; *) rm -rf "$folder" ;; esac
 done
-sync
+sync . history 2>/dev/null || sync
 """
 
 # What came after the version is forgotten, so that the next push and rollback do not lead to it.
 # Its files stay until the next push.
 _GO_BACK = f"""{_SET_CURRENT}
-sed "/^$2\\$/q" history >history.new && mv -f history.new history && sync
+sed "/^$2\\$/q" history >history.new && mv -f history.new history
+sync . history 2>/dev/null || sync
 """
 
 _LIST = f"""

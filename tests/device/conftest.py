@@ -50,14 +50,10 @@ def mortal_board() -> Iterator[EmulatedBoard]:
     yield from a_board("arm64")
 
 
-@pytest.fixture(params=["openssh", "openssh-without-sftp", "dropbear"])
+@pytest.fixture(params=["aarch64_board", "dropbear_board"])
 def any_board(request: pytest.FixtureRequest) -> EmulatedBoard:
-    fixtures = {
-        "openssh": "aarch64_board",
-        "openssh-without-sftp": "board_without_sftp",
-        "dropbear": "dropbear_board",
-    }
-    board = request.getfixturevalue(fixtures[request.param])
+    """With SFTP, and without."""
+    board = request.getfixturevalue(request.param)
     assert isinstance(board, EmulatedBoard)
     return board
 

@@ -1,4 +1,4 @@
-"""Programs and files over SSH, with OpenSSH, OpenSSH without SFTP, and Dropbear."""
+"""Programs and files over SSH, with OpenSSH and with Dropbear, which has no SFTP here."""
 
 from __future__ import annotations
 
@@ -88,6 +88,15 @@ def test_a_file_of_six_megabytes_arrives_and_comes_back(
     back = tmp_path / "back.bin"
     any_transport.download("up/load/six.bin", back)
     assert back.read_bytes() == six_megabytes.read_bytes()
+
+
+def test_openssh_without_sftp_takes_files_too(
+    board_without_sftp: EmulatedBoard, six_megabytes: Path
+) -> None:
+    with open_transport(board_without_sftp.device()) as transport:
+        transport.upload(six_megabytes, "six.bin")
+        size = transport.run(["wc", "-c", f"{transport.work_dir}/six.bin"], timeout_s=20)
+    assert size.stdout_text.split()[0] == str(six_megabytes.stat().st_size)
 
 
 def test_an_uploaded_program_runs_and_is_replaced_while_it_runs(
@@ -245,7 +254,7 @@ def test_a_board_that_dies_in_mid_transfer(
             if done > 2_000_000:
                 mortal_board.kill()
 
-        with pytest.raises(DeviceUnreachableError, match=r"lost while six\.bin was copied"):
+        with pytest.raises(DeviceUnreachableError, match="was lost"):
             transport.upload(six_megabytes, "file", progress=pull_the_plug)
         with pytest.raises(DeviceUnreachableError):
             transport.run(["true"], timeout_s=10)

@@ -82,7 +82,8 @@ class LocalTransport(Transport):
         with self._explained(f"{local.name} to {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy(local, target, progress)
-            target.chmod(0o755 if executable else 0o644)
+            if executable:
+                target.chmod(0o755)
         if executable and not os.access(target, os.X_OK):
             raise DeviceError(
                 f"{self._name}: nothing can be started in {target.parent}: it is mounted noexec",

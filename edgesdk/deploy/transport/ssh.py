@@ -33,18 +33,18 @@ _HASH_TIMEOUT_S = 600.0  # hashing and syncing a large file on a slow card
 _READ_TIMEOUT_S = 24 * 3600.0  # of a file of any size; a dead connection is noticed long before
 _SFTP_WRITE_BYTES = 32_768  # what every SFTP server must take in one request
 
-# $1: the final path, $2: the temporary file, $3: its SHA-256 ("" = checked already), $4: mode.
-# Not every `sync` takes a file.
+# $1: the final path, $2: the temporary file, $3: its SHA-256 ("" = checked already), $4: "program"
+# or "data". Not every `sync` takes a file.
 _FINISH_UPLOAD = f"""{HASH_OF}
 if [ -n "$3" ]; then
     hash_of "$2" || exit 66
     [ "$sum" = "$3" ] || exit 65
 fi
 if [ -d "$1" ]; then rm -f "$2"; exit 67; fi
-chmod "$4" "$2"
+[ "$4" = data ] || chmod 755 "$2"
 sync "$2" 2>/dev/null || sync
 mv -f "$2" "$1" || exit 1
-[ "$4" = 644 ] || [ -x "$1" ] || exit 68
+[ "$4" = data ] || [ -x "$1" ] || exit 68
 """
 _DIFFERS, _NO_HASH_TOOL, _IS_FOLDER, _NOT_EXECUTABLE = 65, 66, 67, 68
 
@@ -100,7 +100,7 @@ class SshTransport(Transport):
         temporary = posixpath.join(folder, f".{base}.{secrets.token_hex(4)}.part")
         try:
             self._send(local, temporary, progress)
-            self._finish_upload(local, temporary, target, "755" if executable else "644")
+            self._finish_upload(local, temporary, target, "program" if executable else "data")
         except DeviceUnreachableError:
             raise  # nothing can be removed there now; the next push to this folder replaces it
         except BaseException:
@@ -162,7 +162,7 @@ class SshTransport(Transport):
                     hint="check the network; a slow board may want a larger timeout-s",
                 ) from error
             except OSError as error:
-                self._session.check_alive(f"while {local.name} was copied")
+                self._session.check_alive(f"while {local.name} was copied", error)
                 raise self._write_error(local, temporary, str(error)) from error
 
     def _send_through_sftp(
@@ -189,7 +189,7 @@ class SshTransport(Transport):
                     if progress is not None:
                         progress(done)
 
-        script = 'mkdir -p "$(dirname "$1")" && cat >"$1"'
+        script = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}" && cat >"$1"'
         # A tenth of the slowest network in use, so that only a dead one is cut off.
         limit = _HASH_TIMEOUT_S + local.stat().st_size / 10_000
         result = self._session.run(
@@ -198,9 +198,9 @@ class SshTransport(Transport):
         if not result.ok:
             raise self._write_error(local, temporary, result.last_line())
 
-    def _finish_upload(self, local: Path, temporary: str, target: str, mode: str) -> None:
+    def _finish_upload(self, local: Path, temporary: str, target: str, kind: str) -> None:
         wanted = file_sha256(local)
-        arguments = [target, temporary, wanted, mode]
+        arguments = [target, temporary, wanted, kind]
         result = self._shell(_FINISH_UPLOAD, *arguments, timeout_s=_HASH_TIMEOUT_S)
         if result.returncode == _NO_HASH_TOOL:
             if self._hash_by_reading(temporary) != wanted:

@@ -143,7 +143,7 @@ class SshSession:
         transport = self._connection.transport
         if transport is None or not transport.is_active():
             raise DeviceUnreachableError(
-                f"the connection to {self.name} is closed", hint="connect again"
+                f"the connection to {self.name} was lost, or is closed", hint="connect again"
             )
         return transport
 
@@ -181,15 +181,13 @@ class SshSession:
 
     def check_alive(self, when: str, error: BaseException | None = None) -> None:
         transport = self._connection.transport
-        # The end of the stream is seen a moment before the transport's thread notes that it ended.
-        for _ in range(20):
+        # After an error: paramiko's thread notes the end of the connection a moment later.
+        for _ in range(10 if error is not None else 1):
             if transport is None or not transport.is_active():
                 raise DeviceUnreachableError(
                     f"the connection to {self.name} was lost {when}",
                     hint="did the board restart, or leave the network? try again",
                 ) from error
-            if not isinstance(error, EOFError | OSError):
-                break
             time.sleep(0.05)
 
 
