@@ -1,13 +1,13 @@
 """A bundle: the folder that holds a compiled network and all that is needed to use it.
 
-    manifest.json      what it is, for which device, with hashes of all files
-    SHA256SUMS         the same hashes, for `sha256sum -c`
-    lib/libNAME.so     the network with its weights and runtime
-    bin/edgesdk-run    the launcher
-    include/           edgesdk_model.h and NAME.h
-    lib/cmake/NAME/    so that find_package(NAME) works
-    golden/            inputs, and the outputs of the reference for them
-    README.md          for whoever receives it
+manifest.json      what it is, for which device, with hashes of all files
+SHA256SUMS         the same hashes, for `sha256sum -c`
+lib/libNAME.so     the network with its weights and runtime
+bin/edgesdk-run    the launcher
+include/           edgesdk_model.h and NAME.h
+lib/cmake/NAME/    so that find_package(NAME) works
+golden/            inputs, and the outputs of the reference for them
+README.md          for whoever receives it
 """
 
 from __future__ import annotations

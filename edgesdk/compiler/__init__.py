@@ -65,7 +65,8 @@ def compile_model(
     progress("planning memory")
     plan = make_plan(module)
     kernels = {
-        name: module[name] for name in sorted({s.kernel for s in plan.steps if s.kernel is not None})
+        name: module[name]
+        for name in sorted({s.kernel for s in plan.steps if s.kernel is not None})
     }
     del module
     progress(f"scheduling {len(kernels)} kernels")

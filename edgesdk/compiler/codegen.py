@@ -26,10 +26,7 @@ def write_object(functions: dict[str, Any], target: Any, path: Path) -> None:
     import tvm
 
     module = tvm.IRModule(
-        {
-            name: function.with_attr("global_symbol", name)
-            for name, function in functions.items()
-        }
+        {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
     try:
         tvm.tirx.build(module, target=target).write_to_file(str(path))
@@ -55,9 +52,7 @@ def check_symbols(path: Path) -> None:
             if symbol.entry["st_info"]["bind"] != "STB_LOCAL"
         ]
     foreign = sorted(
-        n
-        for n in names
-        if n.startswith(("TVM", "__TVM", "__tvm_ffi__")) and n not in _PROVIDED
+        n for n in names if n.startswith(("TVM", "__TVM", "__tvm_ffi__")) and n not in _PROVIDED
     )
     if foreign:
         raise UnsupportedModelError(

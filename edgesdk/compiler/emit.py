@@ -172,7 +172,9 @@ def model_header(name: str, *, inputs: Sequence[Port], outputs: Sequence[Port]) 
             shape = "x".join(str(d) for d in port.shape) or "scalar"
             lines.append(f" * {kind} {index}: {_comment(port.name)}, {port.dtype}, {shape}")
     lines.append(" */")
-    return "\n".join(lines) + f"""
+    return (
+        "\n".join(lines)
+        + f"""
 #ifndef {guard}
 #define {guard}
 
@@ -192,6 +194,7 @@ edgesdk_status edgesdk_open_{name}(uint32_t abi_version, const edgesdk_options* 
 
 #endif /* {guard} */
 """
+    )
 
 
 class _Shapes:

@@ -91,7 +91,9 @@ def _cached_object(source: Path, toolchain: Toolchain) -> Path:
         # Two compilations at once may both build it; each replaces it as a whole.
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             fresh = Path(temporary) / path.name
-            toolchain.compile_object(source, fresh, include=include_folders(), defines=_DEFINES, flags=_CXX_FLAGS)
+            toolchain.compile_object(
+                source, fresh, include=include_folders(), defines=_DEFINES, flags=_CXX_FLAGS
+            )
             os.replace(fresh, path)
     return path
 

@@ -249,9 +249,7 @@ def _finish(builder: _Builder) -> Plan:
     arena = [b for b in builder.buffers if b.storage == "arena"]
     arena_bytes = assign_offsets(arena)
     used = {value.buffer for _, values in builder.calls for value in values}
-    weights = [
-        b for i, b in enumerate(builder.buffers) if b.storage == "weight" and i in used
-    ]
+    weights = [b for i, b in enumerate(builder.buffers) if b.storage == "weight" and i in used]
     weights_bytes = 0
     for buffer in weights:
         buffer.offset = weights_bytes

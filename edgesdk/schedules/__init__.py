@@ -1,6 +1,7 @@
 """Which schedule a kernel gets: the ladder, from the best rung that fits down to plain loops.
 
-`schedule_kernels` returns every kernel scheduled, and the coverage: which rung served which kernel.
+A *candidate* says how a kernel is scheduled, as plain data that a tuning record can hold:
+{"template": "conv2d_direct", "knobs": {"columns": 14, "blocks": 2, "order": 0, "unroll": 1}}.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, dense, generic, pool
+from edgesdk.schedules.template import Knobs, Space, Template
 
-_TEMPLATES: dict[str, Callable[[Any, Any, TargetProfile], None]] = {
-    conv2d.DIRECT: conv2d.schedule_direct,
-    conv2d.DEPTHWISE: conv2d.schedule_depthwise,
-    dense.DENSE: dense.schedule_dense,
-    pool.POOL: pool.schedule_pool,
-    pool.GLOBAL_MEAN: pool.schedule_pool,
+Candidate = dict[str, Any]
+# Finds a tuned candidate for a kernel: (candidate, name of the rung), or None.
+Lookup = Callable[[Any], "tuple[Candidate, str] | None"]
+
+_TEMPLATES: dict[str, Template] = {
+    template.name: template for module in (conv2d, dense, pool) for template in module.TEMPLATES
 }
 
 
@@ -30,48 +32,126 @@ class Coverage:
     problems: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class KernelSpace:
+    """What a tuner may choose for a kernel: the template, its knobs' values, and the default."""
+
+    template: str
+    knobs: Space
+    default: Knobs
+
+    @property
+    def size(self) -> int:
+        """The number of decisions, those included that `apply_candidate` will refuse."""
+        count = 1
+        for values in self.knobs.values():
+            count *= len(values)
+        return count
+
+    def candidate(self, knobs: Knobs) -> Candidate:
+        return {"template": self.template, "knobs": dict(knobs)}
+
+
 def schedule_kernels(
-    kernels: dict[str, Any], profile: TargetProfile
+    kernels: dict[str, Any], profile: TargetProfile, *, lookup: Lookup | None = None
 ) -> tuple[dict[str, Any], Coverage]:
     """Schedules each PrimFunc of `kernels` for the CPU of `profile`. Never fails: a kernel that no
     rung takes keeps its plain loops, and the coverage says so."""
     scheduled: dict[str, Any] = {}
     rungs: dict[str, list[str]] = {}
-    problems = []
+    problems: list[str] = []
     for name, function in kernels.items():
-        rung = "plain"
-        scheduled[name] = function
-        for candidate, apply in (("template", _apply_template), ("generic", generic.schedule)):
-            try:
-                result = apply(function, profile)
-            except Exception as error:  # TVM raises many types, with pages of rendered IR
-                problems.append(f"{name}: {candidate}: {_reason(error)}")
-                continue
-            if result is not None:
-                scheduled[name], rung = result, candidate
-                break
+        scheduled[name], rung, reasons = _climb(function, profile, lookup)
         rungs.setdefault(rung, []).append(name)
+        problems += [f"{name}: {reason}" for reason in reasons]
     return scheduled, Coverage({k: tuple(v) for k, v in rungs.items()}, tuple(problems))
 
 
-def _apply_template(function: Any, profile: TargetProfile) -> Any | None:
-    """Returns `function` scheduled by its template, or None if it has none."""
+def kernel_space(function: Any, profile: TargetProfile) -> KernelSpace:
+    """Returns what can be chosen for `function` (an unscheduled PrimFunc).
+
+    Raises ValueError, or TVM's ScheduleError, if no rung with knobs takes the kernel.
+    """
+    found = _find_template(function)
+    if found is None:
+        return KernelSpace(
+            generic.NAME, generic.space(function, profile), generic.default(function, profile)
+        )
+    template, sch, block = found
+    return KernelSpace(
+        template.name, template.space(sch, block, profile), template.default(sch, block, profile)
+    )
+
+
+def apply_candidate(function: Any, profile: TargetProfile, candidate: Candidate) -> Any:
+    """Returns `function` scheduled as `candidate` says.
+
+    Raises ValueError or TVM's ScheduleError if it does not fit the kernel.
+    """
+    knobs = candidate["knobs"]
+    if candidate["template"] == generic.NAME:
+        return generic.schedule(function, profile, knobs)
+    found = _find_template(function)
+    if found is None or found[0].name != candidate["template"]:
+        raise ValueError(f"the kernel is none for the template {candidate['template']!r}")
+    template, sch, block = found
+    values = template.space(sch, block, profile)
+    if knobs.keys() != values.keys() or any(knobs[k] not in values[k] for k in knobs):
+        raise ValueError(f"the knobs {knobs} are not among {values}")
+    template.apply(sch, block, profile, knobs)
+    return sch.mod["main"]
+
+
+def workload_of(function: Any) -> str:
+    """16 hex digits that name what a kernel computes: equal kernels of two models share it."""
+    import tvm_ffi
+
+    bare = function.without_attr("global_symbol") if function.attrs else function
+    return f"{tvm_ffi.structural_hash(bare, map_free_vars=True) & (2**64 - 1):016x}"
+
+
+def _climb(
+    function: Any, profile: TargetProfile, lookup: Lookup | None
+) -> tuple[Any, str, list[str]]:
+    reasons = []
+    for rung in ("tuned", "template", "generic"):
+        try:
+            if rung == "tuned":
+                found = lookup(function) if lookup is not None else None
+                if found is None:
+                    continue
+                candidate, rung_name = found
+            elif rung == "template":
+                if _find_template(function) is None:
+                    continue
+                space = kernel_space(function, profile)
+                candidate, rung_name = space.candidate(space.default), rung
+            else:
+                knobs = generic.default(function, profile)
+                candidate, rung_name = {"template": generic.NAME, "knobs": knobs}, rung
+            return apply_candidate(function, profile, candidate), rung_name, reasons
+        except Exception as error:  # TVM raises many types, with pages of rendered IR
+            reasons.append(f"{rung}: {_reason(error)}")
+    return function, "plain", reasons
+
+
+def _find_template(function: Any) -> tuple[Template, Any, Any] | None:
+    """The template of `function`, with a fresh schedule and the block that carries its name.
+
+    Raises ValueError for a kernel with two such blocks.
+    """
     import tvm
     from tvm.s_tir import Schedule
 
     sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
     found = []
     for child in sch.get_child_blocks(sch.get_sblock("root")):
-        template = sch.get(child).annotations.get("edgesdk.template")
-        if template is not None:
-            found.append((str(template), child))
-    if not found:
-        return None
-    (template, block), *others = found
-    if others:
+        name = sch.get(child).annotations.get("edgesdk.template")
+        if name is not None:
+            found.append((_TEMPLATES[str(name)], sch, child))
+    if len(found) > 1:
         raise ValueError("two template blocks in one kernel")
-    _TEMPLATES[template](sch, block, profile)
-    return sch.mod["main"]
+    return found[0] if found else None
 
 
 def _reason(error: Exception) -> str:

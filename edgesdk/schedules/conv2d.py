@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
 from edgesdk.schedules.hardware import accumulators, divisors, lanes
+from edgesdk.schedules.template import Knobs, Space, Template
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +40,7 @@ class Conv2d:
 
     @property
     def kind(self) -> str:
-        """"direct", "grouped" (whole blocks in each group), "depthwise", or "split groups"."""
+        """ "direct", "grouped" (whole blocks in each group), "depthwise", or "split groups"."""
         channels, out_channels = self.in_shape[1], self.out_shape[1]
         if self.groups == 1:
             return "direct"
@@ -52,7 +53,6 @@ class Conv2d:
     def pointwise(self) -> bool:
         """Touches each pixel once, so all rows can be treated as one long row."""
         return self.window == (1, 1) and self.stride == (1, 1) and not any(self.padding)
-
 
     def as_row(self, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
         """A convolution over a picture of width 1 as one over a picture of height 1.
@@ -210,62 +210,80 @@ def conv2d_nchwc(data: Any, weight: Any, config: Conv2d, *, plain_input: bool) -
     return te.compute(shape, from_row, name="conv2d", attrs=attrs)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The knobs: columns and channel blocks of the register tile."""
+# Values of the knob "order": which loop is outermost among the tiles.
+WEIGHTS_FIRST = 0  # all pixels for one group of channel blocks: its weights stay in the cache
+PIXELS_FIRST = 1  # all channel blocks for some pixels: the input stays in the cache
 
+
+@dataclass(frozen=True)
+class _Problem:
+    """The output of a kernel as the templates see it: `rows` times `columns` pixels."""
+
+    rows: int
     columns: int
     blocks: int
+    terms: int
+    term_tail: int  # length of the innermost reduction loop
 
 
-def default_decision(
-    columns: int, blocks: int, rows: int, profile: TargetProfile, *, weight_bytes: int
-) -> Decision:
-    """The register tile for an output of `rows` x `columns` and `blocks` channel blocks.
+def _problem(sch: Any, conv: Any) -> _Problem:
+    _, o, p, _ = sch.get(conv).iter_vars[:4]
+    pixels = int(p.dom.extent)
+    columns = int(sch.get(conv).annotations["edgesdk.row"]) or pixels
+    last = sch.get(conv).iter_vars[-1]
+    return _Problem(
+        rows=pixels // columns,
+        columns=columns,
+        blocks=int(o.dom.extent),
+        terms=tiles.reduction_size(sch, conv),
+        term_tail=int(last.dom.extent),
+    )
 
-    Among the tiles that divide the output evenly and fit the registers, the one with the most
-    multiply-adds per load that still leaves every core some tiles. `weight_bytes`, of one channel
-    block, tells whether the weights stay in the L1 cache from one tile to the next.
-    """
+
+def _direct_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
+    problem = _problem(sch, conv)
+    return {
+        "columns": tuple(divisors(problem.columns, accumulators(profile) + 4)),
+        "blocks": tuple(divisors(problem.blocks, 8)),
+        "order": (WEIGHTS_FIRST, PIXELS_FIRST),
+        "unroll": tuple(divisors(problem.term_tail, 4)),
+    }
+
+
+def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
+    """Among the tiles that divide the output evenly and fit the registers, the one with the most
+    multiply-adds per load that still leaves every core some tiles."""
+    problem = _problem(sch, conv)
     limit = accumulators(profile)
-    best, best_score = Decision(1, 1), -1.0
-    for block_tile in divisors(blocks, 8):
-        in_l1 = weight_bytes * block_tile <= profile.cpu.l1d_kib * 512
-        for column_tile in divisors(columns, limit):
+    weight_bytes = problem.terms * lanes(profile) * 4  # of one channel block
+    best, best_score = (1, 1), -1.0
+    for blocks in divisors(problem.blocks, 8):
+        in_l1 = weight_bytes * blocks <= profile.cpu.l1d_kib * 512
+        for columns in divisors(problem.columns, limit):
+            sums = columns * blocks
             # A single block can be multiplied straight from memory (x86) or by lane (ARM).
-            used = column_tile * block_tile + (block_tile if block_tile > 1 else 0)
-            if used > limit + 2:
+            if sums + (blocks if blocks > 1 else 0) > limit + 2:
                 continue
-            sums = column_tile * block_tile
             # Two multiply-adds per cycle of some 4 cycles each: fewer sums wait for one another.
             filled = min(1.0, sums / 12)
-            loads = column_tile + block_tile * (1.0 if in_l1 else 2.0)
-            tasks = rows * (columns // column_tile) * (blocks // block_tile)
+            loads = columns + blocks * (1.0 if in_l1 else 2.0)
+            tasks = problem.rows * (problem.columns // columns) * (problem.blocks // blocks)
             balance = min(1.0, tasks / (4.0 * profile.cpu.cores))
             score = filled * balance * sums / (sums + loads)
             if score > best_score:
-                best, best_score = Decision(column_tile, block_tile), score
-    return best
+                best, best_score = (columns, blocks), score
+    return {"columns": best[0], "blocks": best[1], "order": WEIGHTS_FIRST, "unroll": 1}
 
 
-def schedule_direct(sch: Any, conv: Any, profile: TargetProfile) -> None:
-    """Applies the direct template to the kernel that holds the block `conv`."""
-    row = int(sch.get(conv).annotations["edgesdk.row"])
+def _schedule_direct(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
+    problem = _problem(sch, conv)
     out = tiles.gather_epilogue(sch, conv)
     n, o, p, b = sch.get_loops(out)
-    blocks, pixels = tiles.extent(sch, o), tiles.extent(sch, p)
-    columns = row or pixels
-    decision = default_decision(
-        columns,
-        blocks,
-        pixels // columns,
-        profile,
-        weight_bytes=tiles.reduction_size(sch, conv) * lanes(profile) * 4,
-    )
-    oo, oi = sch.split(o, [None, decision.blocks])
-    y, xo, xi = sch.split(p, [None, columns // decision.columns, decision.columns])
-    sch.reorder(n, oo, y, xo, xi, oi, b)
-    task = sch.fuse(n, oo, y, xo)
+    oo, oi = sch.split(o, [None, knobs["blocks"]])
+    y, xo, xi = sch.split(p, [None, problem.columns // knobs["columns"], knobs["columns"]])
+    outer = [n, oo, y, xo] if knobs["order"] == WEIGHTS_FIRST else [n, y, xo, oo]
+    sch.reorder(*outer, xi, oi, b)
+    task = sch.fuse(*outer)
     sch.set_scope(conv, 0, "local")
     sch.compute_at(conv, task, preserve_unit_loops=True)
     inner = sch.get_loops(conv)[1:]
@@ -273,6 +291,10 @@ def schedule_direct(sch: Any, conv: Any, profile: TargetProfile) -> None:
     tile, reduction = inner[:spatial], inner[spatial:]
     channel, lane = tile[1], tile[-1]
     pixel_loops = [tile[0], *tile[2:-1]]
+    if knobs["unroll"] > 1:
+        last, unrolled = sch.split(reduction[-1], [None, knobs["unroll"]])
+        reduction = [*reduction[:-1], last, unrolled]
+        sch.unroll(unrolled)
     sch.reorder(*reduction, *pixel_loops, channel, lane)
     for loop in (*pixel_loops, channel):
         sch.unroll(loop)
@@ -286,14 +308,23 @@ def schedule_direct(sch: Any, conv: Any, profile: TargetProfile) -> None:
     sch.vectorize(b)
 
 
-def schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile) -> None:
-    """Applies the depthwise template: a row of sums in registers, the window unrolled."""
-    columns = int(sch.get(conv).annotations["edgesdk.row"])
+def _depthwise_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
+    columns = divisors(_problem(sch, conv).columns, accumulators(profile))
+    return {"columns": tuple(columns), "unroll": (0, 1)}
+
+
+def _depthwise_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
+    problem = _problem(sch, conv)
+    # Half of the registers hold sums, the others the window's weights and a row of inputs.
+    columns = max(divisors(problem.columns, max(4, accumulators(profile) // 2)))
+    return {"columns": columns, "unroll": int(problem.terms <= 25)}
+
+
+def _schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
+    problem = _problem(sch, conv)
     out = tiles.gather_epilogue(sch, conv)
     n, c, p, b = sch.get_loops(out)
-    window = tiles.reduction_size(sch, conv)
-    tile_columns = max(divisors(columns, max(4, accumulators(profile) // 2)))
-    y, xo, xi = sch.split(p, [None, columns // tile_columns, tile_columns])
+    y, xo, xi = sch.split(p, [None, problem.columns // knobs["columns"], knobs["columns"]])
     task = sch.fuse(n, c, y)
     sch.set_scope(conv, 0, "local")
     sch.compute_at(conv, xo, preserve_unit_loops=True)
@@ -308,8 +339,14 @@ def schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile) -> None:
         sch.parallel(task)
     init = sch.decompose_reduction(conv, reduction[0])
     tiles.unroll_and_vectorize(sch, init, after=2)
-    if window <= 25:
+    if knobs["unroll"]:
         for loop in reduction:
             sch.unroll(loop)
     sch.unroll(xi)
     sch.vectorize(b)
+
+
+TEMPLATES = (
+    Template(DIRECT, _direct_space, _direct_default, _schedule_direct),
+    Template(DEPTHWISE, _depthwise_space, _depthwise_default, _schedule_depthwise),
+)

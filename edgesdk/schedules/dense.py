@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
 from edgesdk.schedules.hardware import accumulators, divisors, lanes
+from edgesdk.schedules.template import Knobs, Space, Template
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,31 +51,58 @@ def dense_packed(data: Any, weight: Any, columns: int) -> Any:
     )
 
 
-def schedule_dense(sch: Any, block: Any, profile: TargetProfile) -> None:
-    """Applies the template: a tile of rows times one panel in registers."""
+def _vectors(sch: Any, block: Any, profile: TargetProfile) -> tuple[int, int, int]:
+    """Rows, columns of a panel, and vectors of a panel."""
+    _, rows, width = (int(v.dom.extent) for v in sch.get(block).iter_vars[:3])
+    return rows, width, max(1, width // lanes(profile))
+
+
+def _space(sch: Any, block: Any, profile: TargetProfile) -> Space:
+    rows, _, vectors = _vectors(sch, block, profile)
+    fit = max(1, (accumulators(profile) + 4) // vectors)
+    return {
+        "rows": tuple(divisors(rows, fit)),
+        "unroll": tuple(divisors(tiles.reduction_size(sch, block), 4)),
+        "order": (0, 1),
+    }
+
+
+def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
+    rows, _, vectors = _vectors(sch, block, profile)
+    fit = max(1, accumulators(profile) // vectors)
+    return {"rows": max(divisors(rows, fit)), "unroll": 1, "order": 0}
+
+
+def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
+    """A tile of rows times one panel in registers; "order" 0: panel by panel, 1: row by row."""
+    rows, width, _ = _vectors(sch, block, profile)
+    terms = tiles.reduction_size(sch, block)
     out = tiles.gather_epilogue(sch, block)
     i, j = sch.get_loops(out)[-2:]
-    rows, columns = tiles.extent(sch, i), tiles.extent(sch, j)
-    panel_var = sch.get(block).iter_vars[2]
-    width = int(panel_var.dom.extent)
-    vector = lanes(profile)
-    fit = max(1, accumulators(profile) // max(1, width // vector))
-    row_tile = max(divisors(rows, fit))
-    io, ii = sch.split(i, [None, row_tile])
+    columns = tiles.extent(sch, j)
+    io, ii = sch.split(i, [None, knobs["rows"]])
     jo, ji = sch.split(j, [None, width])
-    sch.reorder(jo, io, ii, ji)
-    task = sch.fuse(jo, io)
+    outer = [jo, io] if knobs["order"] == 0 else [io, jo]
+    sch.reorder(*outer, ii, ji)
+    task = sch.fuse(*outer)
     sch.set_scope(block, 0, "local")
     sch.compute_at(block, task, preserve_unit_loops=True)
-    p, bi, bj, k = sch.get_loops(block)[1:]
-    sch.reorder(k, p, bi, bj)
-    for loop in (p, bi):
+    panel, row, lane, term = sch.get_loops(block)[1:]
+    reduction = [term]
+    if knobs["unroll"] > 1:
+        reduction = list(sch.split(term, [None, knobs["unroll"]]))
+        sch.unroll(reduction[1])
+    sch.reorder(*reduction, panel, row, lane)
+    for loop in (panel, row):
         sch.unroll(loop)
-    sch.vectorize(bj)
-    if rows * columns * tiles.reduction_size(sch, block) >= tiles.PARALLEL_WORK:
+    sch.vectorize(lane)
+    if rows * columns * terms >= tiles.PARALLEL_WORK:
         sch.parallel(task)
-    init = sch.decompose_reduction(block, k)
+    init = sch.decompose_reduction(block, reduction[0])
     tiles.unroll_and_vectorize(sch, init, after=1)
     sch.unroll(ii)
     if columns % width == 0:
         sch.vectorize(ji)
+
+
+TEMPLATES = (Template(DENSE, _space, _default, _schedule),)

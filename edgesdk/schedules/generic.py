@@ -13,34 +13,83 @@ from typing import Any
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
 from edgesdk.schedules.hardware import accumulators, divisors, lanes
+from edgesdk.schedules.template import Knobs, Space
 
 _DATA_PARALLEL = 0  # IterVar's iter_type of a spatial axis
 
 
-def schedule(function: Any, profile: TargetProfile) -> Any:
+NAME = "generic"
+
+
+def space(function: Any, profile: TargetProfile) -> Space:
+    """The knobs of `function`: those of a sum's register tile, none for other kernels."""
+    sch, blocks = _prepared(function)
+    block = _only_sum(sch, blocks)
+    if block is None:
+        return {}
+    axes = _spatial_extents(sch, block)
+    if not axes:
+        return {}
+    vector = lanes(profile)
+    rows = axes[-2] if len(axes) > 1 else 1
+    return {
+        "columns": tuple(divisors(axes[-1], 4 * vector)),
+        "rows": tuple(divisors(rows, 12)),
+    }
+
+
+def default(function: Any, profile: TargetProfile) -> Knobs:
+    """The decision among `space` that is taken without tuning."""
+    sch, blocks = _prepared(function)
+    block = _only_sum(sch, blocks)
+    axes = _spatial_extents(sch, block) if block is not None else []
+    if not axes:
+        return {}
+    vector = lanes(profile)
+    columns = max(divisors(axes[-1], 2 * vector))
+    fit = max(1, min(8, accumulators(profile) // (2 * -(-columns // vector))))
+    rows = max(divisors(axes[-2], fit)) if len(axes) > 1 and columns > 1 else 1
+    return {"columns": columns, "rows": rows}
+
+
+def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
     """Returns `function` (a PrimFunc) with the generic schedule for the profile's CPU.
 
     Raises TVM's ScheduleError, or ValueError, on a kernel that it does not fit.
     """
+    sch, blocks = _prepared(function)
+    block = _only_sum(sch, blocks)
+    if all(_is_map(sch, b) for b in blocks):
+        for each in blocks:
+            _schedule_map(sch, each, profile)
+    elif block is not None:
+        for each in blocks[: _position(sch, blocks, block)]:
+            _schedule_map(sch, each, profile)
+        _schedule_sum(sch, block, knobs)
+    else:
+        _schedule_rows(sch, blocks, profile)
+    return sch.mod["main"]
+
+
+def _prepared(function: Any) -> tuple[Any, list[Any]]:
+    """A schedule of `function` with its element-wise chains joined, and its blocks."""
     import tvm
     from tvm.s_tir import Schedule
 
     sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
     _inline_maps(sch)
-    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    blocks = list(sch.get_child_blocks(sch.get_sblock("root")))
     for block in blocks:
         _check(sch, block)
+    return sch, blocks
+
+
+def _only_sum(sch: Any, blocks: list[Any]) -> Any | None:
+    """The one block that sums, if there is one and only its epilogue follows it."""
     sums = [b for b in blocks if not _is_map(sch, b)]
-    if not sums:
-        for block in blocks:
-            _schedule_map(sch, block, profile)
-    elif len(sums) == 1 and _only_maps_follow(sch, blocks, sums[0]):
-        for block in blocks[: _position(sch, blocks, sums[0])]:
-            _schedule_map(sch, block, profile)
-        _schedule_sum(sch, sums[0], profile)
-    else:
-        _schedule_rows(sch, blocks, profile)
-    return sch.mod["main"]
+    if len(sums) != 1 or not _only_maps_follow(sch, blocks, sums[0]):
+        return None
+    return sums[0]
 
 
 def _check(sch: Any, block: Any) -> None:
@@ -84,10 +133,14 @@ def _only_maps_follow(sch: Any, blocks: list[Any], block: Any) -> bool:
     after = blocks[_position(sch, blocks, block) + 1 :]
     if len(after) > 1:
         return False
-    wanted = [tiles.extent(sch, loop) for loop in _spatial_loops(sch, block)]
+    wanted = _spatial_extents(sch, block)
     return all(
         [tiles.extent(sch, loop) for loop in sch.get_loops(other)] == wanted for other in after
     )
+
+
+def _spatial_extents(sch: Any, block: Any) -> list[int]:
+    return [tiles.extent(sch, loop) for loop in _spatial_loops(sch, block)]
 
 
 def _spatial_loops(sch: Any, block: Any) -> list[Any]:
@@ -120,7 +173,7 @@ def _vectorize(sch: Any, loop: Any, vector: int) -> Any | None:
     return None
 
 
-def _schedule_sum(sch: Any, block: Any, profile: TargetProfile) -> None:
+def _schedule_sum(sch: Any, block: Any, knobs: Knobs) -> None:
     """One sum and its epilogue: a tile of rows times vectors of sums in registers."""
     spatial = len(_spatial_loops(sch, block))
     if spatial == 0:
@@ -128,15 +181,11 @@ def _schedule_sum(sch: Any, block: Any, profile: TargetProfile) -> None:
     work = tiles.work(sch, block)
     out = tiles.gather_epilogue(sch, block)
     loops = sch.get_loops(out)
-    vector = lanes(profile)
-    width = max(divisors(tiles.extent(sch, loops[-1]), 2 * vector))
-    vectors = -(-width // vector)
+    width = knobs["columns"]
     column, lane = sch.split(loops[-1], [None, width])
     outer, tile = [*loops[:-1], column], [lane]
-    if spatial > 1 and width > 1:
-        fit = max(1, min(8, accumulators(profile) // (2 * vectors)))
-        height = max(divisors(tiles.extent(sch, loops[-2]), fit))
-        row, inner_row = sch.split(loops[-2], [None, height])
+    if spatial > 1:
+        row, inner_row = sch.split(loops[-2], [None, knobs["rows"]])
         outer, tile = [*loops[:-2], row, column], [inner_row, lane]
     sch.reorder(*outer, *tile)
     task = sch.fuse(*outer) if len(outer) > 1 else outer[0]

@@ -7,7 +7,6 @@ from edgesdk.profiles import TargetProfile
 FLOAT_BITS = 32
 
 
-
 def lanes(profile: TargetProfile) -> int:
     """Floats of 32 bits in one vector register."""
     return max(1, profile.cpu.vector_bits // FLOAT_BITS)

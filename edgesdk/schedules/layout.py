@@ -67,7 +67,9 @@ class _Rewriter:
         self.profile = profile
         self.block = lanes(profile)
         self.bb = relax.BlockBuilder(module)
-        self.tensors: dict[int, Any] = {}  # old Relax variable's handle -> _Tensor or new expression
+        self.tensors: dict[
+            int, Any
+        ] = {}  # old Relax variable's handle -> _Tensor or new expression
         self.rules: dict[str, Callable[[Any], Any]] = {
             "relax.nn.conv2d": self._conv2d,
             "relax.nn.max_pool2d": self._pool2d,
@@ -99,7 +101,9 @@ class _Rewriter:
         module = self.bb.get()
         main = module["edgesdk_main"].with_attr("global_symbol", "main")
         functions = {
-            gv: f for gv, f in module.functions.items() if gv.name_hint not in ("main", "edgesdk_main")
+            gv: f
+            for gv, f in module.functions.items()
+            if gv.name_hint not in ("main", "edgesdk_main")
         }
         import tvm
 
@@ -233,13 +237,9 @@ class _Rewriter:
         if any(config.padding):
             source = self._te(conv2d.pad_spatial, source, **static, hint="pad")
         packed = _const(conv2d.pack_weight(weight, config, plain_input=plain))
-        return self._te(
-            conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}"
-        )
+        return self._te(conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}")
 
-    def _split_groups(
-        self, data: _Tensor, weight: np.ndarray, config: Any, dtype: str
-    ) -> _Tensor:
+    def _split_groups(self, data: _Tensor, weight: np.ndarray, config: Any, dtype: str) -> _Tensor:
         """A grouped convolution whose groups do not fill blocks: each group is rounded up to whole
         blocks for it, and the plain layout comes out, since the lanes between groups are empty."""
         if data.plain is None:

@@ -32,9 +32,7 @@ def _map(function: Callable[[Any], Any], name: str) -> Callable[[Any, Any], Any]
 
 def _softmax(builder: Any, call: Any) -> Any:
     axis = int(call.attrs.axis)
-    return builder.call_te(
-        lambda x: softmax(x, axis), call.args[0], primfunc_name_hint="softmax"
-    )
+    return builder.call_te(lambda x: softmax(x, axis), call.args[0], primfunc_name_hint="softmax")
 
 
 def _max_pool2d(builder: Any, call: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from edgesdk.frontend.kernels import extreme, lowest
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
+from edgesdk.schedules.template import Knobs, Template
 
 POOL = "pool2d"
 GLOBAL_MEAN = "global_mean"
@@ -103,8 +104,8 @@ def global_mean_nchwc(data: Any) -> Any:
     )
 
 
-def schedule_pool(sch: Any, block: Any, profile: TargetProfile) -> None:
-    """Applies the template: one vector of sums per output pixel, the window inside."""
+def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
+    """One vector of sums per output pixel, the window inside."""
     row = int(sch.get(block).annotations["edgesdk.row"])
     out = tiles.gather_epilogue(sch, block)
     n, c, p, lane = sch.get_loops(out)
@@ -122,3 +123,11 @@ def schedule_pool(sch: Any, block: Any, profile: TargetProfile) -> None:
     init = sch.decompose_reduction(block, reduction[0])
     sch.vectorize(sch.get_loops(init)[-1])
     sch.vectorize(lane)
+
+
+def _nothing(sch: Any, block: Any, profile: TargetProfile) -> dict[str, Any]:
+    """Pooling is bound by memory: there is nothing to choose."""
+    return {}
+
+
+TEMPLATES = tuple(Template(name, _nothing, _nothing, _schedule) for name in (POOL, GLOBAL_MEAN))

@@ -75,8 +75,7 @@ def _tanh_fraction() -> tuple[list[float], list[float]]:
         shifted = [0.0, *below]
         size = max(len(above), len(shifted))
         sums = [
-            odd * (above[i] if i < len(above) else 0.0)
-            + (shifted[i] if i < len(shifted) else 0.0)
+            odd * (above[i] if i < len(above) else 0.0) + (shifted[i] if i < len(shifted) else 0.0)
             for i in range(size)
         ]
         above, below = sums, above
