@@ -17,8 +17,6 @@ from edgesdk.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    import numpy as np
-
     from edgesdk.compiler import CompiledModel
     from edgesdk.deploy.bench import BenchReport
     from edgesdk.deploy.push import RemoteBundle

@@ -15,7 +15,7 @@ from edgesdk.errors import EdgeSdkError, ToolMissingError
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a finished program left: `returncode` (negative: ended by that signal) and its output."""
+    """What a finished program left: its output, and `returncode` (negative: a signal ended it)."""
 
     argv: tuple[str, ...]
     returncode: int

@@ -23,7 +23,7 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Returns the user's cache folder (`$XDG_CACHE_HOME/edgesdk`), which may be deleted any time."""
+    """Returns the user's cache folder, `$XDG_CACHE_HOME/edgesdk`; it may be deleted any time."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "edgesdk"
 

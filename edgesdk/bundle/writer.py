@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -110,22 +109,23 @@ def _may_replace(output: Path) -> bool:
 def _swap(staging: Path, output: Path) -> None:
     """Puts `staging` at `output`; what was there goes only after the new one stands."""
     if not output.exists():
-        os.rename(staging, output)
+        staging.rename(output)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
     try:
-        os.rename(output, old / "bundle")
+        output.rename(old / "bundle")
         try:
-            os.rename(staging, output)
+            staging.rename(output)
         except OSError:
-            os.rename(old / "bundle", output)
+            (old / "bundle").rename(output)
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
 
 
 _CMAKE = Template("""\
-# find_package($name CONFIG) with CMAKE_PREFIX_PATH set to this bundle gives the target $name::$name.
+# find_package($name CONFIG) with CMAKE_PREFIX_PATH set to this bundle gives the target
+# $name::$name.
 get_filename_component(_edgesdk_bundle "$${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 if(NOT TARGET $name::$name)
   add_library($name::$name SHARED IMPORTED)
@@ -165,7 +165,8 @@ The first compares the device's results with the reference's, the second measure
 
 ## Use it from C or C++
 
-`include/edgesdk_model.h` documents the interface; `include/$name.h` declares this network. With CMake:
+`include/edgesdk_model.h` documents the interface; `include/$name.h` declares this network. With
+CMake:
 
     find_package($name CONFIG REQUIRED)              # -DCMAKE_PREFIX_PATH=<this folder>
     target_link_libraries(app PRIVATE $name::$name)

@@ -25,8 +25,8 @@ _MAX_KERNEL_NAME = 48
 class CompiledModel:
     """A linked library and its launcher, on this machine, not yet a bundle.
 
-    Sizes are in bytes. `activations_bytes` is what the intermediate tensors would take without reuse
-    of memory; `arena_bytes` what they take.
+    Sizes are in bytes. `activations_bytes` is what the intermediate tensors would take without
+    reuse of memory; `arena_bytes` what they take.
     """
 
     library: Path

@@ -20,8 +20,8 @@ _PROVIDED = {
 def write_object(functions: dict[str, Any], target: Any, path: Path) -> None:
     """Compiles `functions` (symbol -> scheduled PrimFunc) to the object file `path`.
 
-    Each becomes `__tvm_ffi_<symbol>` with the signature TVMFFISafeCallType. Raises CompileError with
-    TVM's last words if code generation fails.
+    Each becomes `__tvm_ffi_<symbol>` with the signature TVMFFISafeCallType. Raises CompileError
+    with TVM's last words if code generation fails.
     """
     import tvm
 

@@ -7,7 +7,6 @@ kept in the user's cache folder.
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +78,7 @@ def launcher(toolchain: Toolchain) -> Path:
             fresh = Path(temporary) / path.name
             toolchain.link_executable(objects, fresh)
             toolchain.strip(fresh)
-            os.replace(fresh, path)
+            fresh.replace(path)
     return path
 
 
@@ -94,7 +93,7 @@ def _cached_object(source: Path, toolchain: Toolchain) -> Path:
             toolchain.compile_object(
                 source, fresh, include=include_folders(), defines=_DEFINES, flags=_CXX_FLAGS
             )
-            os.replace(fresh, path)
+            fresh.replace(path)
     return path
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
-from edgesdk.schedules.legalize import legalizations
 from edgesdk.schedules.layout import assign_layouts
+from edgesdk.schedules.legalize import legalizations
 
 
 def lower(module: Any, profile: TargetProfile) -> Any:

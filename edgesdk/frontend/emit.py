@@ -82,12 +82,12 @@ class _Emitter:
         return self.exprs[id(value)]
 
     def node(self, node: Node) -> None:
-        args = [
-            None if v is None else v.const if _by_value(node, i) else self.expr(v)
-            for i, v in enumerate(node.inputs)
-        ]
+        emit = _EMITTERS.get(node.op)
+        if emit is None:
+            raise ModelError(f"node {node.origin!r}: {node.op} is left over after the repairs")
+        args = [self.argument(node, i, v) for i, v in enumerate(node.inputs)]
         try:
-            result = _EMITTERS[node.op](self, node, args)
+            result = emit(self, node, args)
             result = self.bb.normalize(result)
         except (RuntimeError, ValueError, TypeError) as error:
             text = " ".join(str(error).split())[-200:]
@@ -95,6 +95,11 @@ class _Emitter:
         self.check(node, result)
         name = self.names[id(node.outputs[0])]
         self.exprs[id(node.outputs[0])] = self.bb.emit(result, name_hint=name)
+
+    def argument(self, node: Node, index: int, value: Value | None) -> Any:
+        if value is None:
+            return None
+        return value.const if index in _VALUES.get(node.op, ()) else self.expr(value)
 
     def check(self, node: Node, result: Any) -> None:
         want = node.outputs[0]
@@ -114,13 +119,9 @@ def _copied(x: te.Tensor) -> te.Tensor:
 # Inputs that Relax wants as plain numbers, by operator and position.
 _VALUES = {
     "Reshape": (1,), "Expand": (1,), "Tile": (1,), "Slice": (1, 2, 3, 4), "Pad": (1, 2),
-    "CumSum": (1,), "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,),
+    "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,),
     "ReduceMean": (1,), "ReduceProd": (1,),
 }  # fmt: skip
-
-
-def _by_value(node: Node, index: int) -> bool:
-    return index in _VALUES.get(node.op, ())
 
 
 def emits(*kinds: str) -> Callable[[Emit], Emit]:
@@ -164,7 +165,8 @@ def _extreme(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     if not node.outputs[0].is_float:
         return (R.maximum if node.op == "Max" else R.minimum)(x, y)
     for number, other, operand in ((0, x, y), (1, y, x)):
-        constant = node.inputs[number].const
+        source = node.inputs[number]
+        constant = source.const if source is not None else None
         if constant is not None and not np.isnan(constant).any():
             # The constant first: generated code compares and selects, and so hands NaN on.
             return (R.maximum if node.op == "Max" else R.minimum)(other, operand)
@@ -258,11 +260,6 @@ def _arg(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
         node.op == "ArgMin",
         primfunc_name_hint=node.op.lower(),
     )
-
-
-@emits("CumSum")
-def _cumsum(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
-    return R.cumsum(args[0], int(args[1]))
 
 
 @emits("Transpose")

@@ -113,7 +113,7 @@ def workload_of(function: Any) -> str:
 def _climb(
     function: Any, profile: TargetProfile, lookup: Lookup | None
 ) -> tuple[Any, str, list[str]]:
-    reasons = []
+    reasons: list[str] = []
     for rung in ("tuned", "template", "generic"):
         try:
             if rung == "tuned":

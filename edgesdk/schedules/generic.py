@@ -1,4 +1,4 @@
-"""The rung of the ladder that fits every kernel: threads outside, vectors inside, sums in registers.
+"""The rung that fits every kernel: threads outside, vectors inside, sums in registers.
 
 Chains of element-wise blocks become one. A kernel of one sum and what follows it (a matrix product
 of two activations, a convolution that no template knows, a mean) keeps a small tile of sums in

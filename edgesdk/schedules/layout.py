@@ -1,9 +1,9 @@
 """Graph-level layout: whole stretches of a network in channel blocks, weights packed beforehand.
 
 A convolution is fast when one vector holds neighbouring output channels, so its tensors are kept as
-[N, C/b, H*W, b] ("NCHWc", the pixels as one long row) with b the lanes of a vector. This pass walks the graph once. It turns
-each convolution with constant weights into a tensor expression on blocked tensors, lets blocked
-tensors flow through element-wise operators, pooling, means, concatenation and cropping, and puts a
+[N, C/b, H*W, b] ("NCHWc", the pixels as one long row) with b the lanes of a vector. This pass walks
+the graph once. It turns each convolution with constant weights into a tensor expression on blocked
+tensors, lets blocked tensors flow through element-wise operators, pooling, means, concatenation and cropping, and puts a
 transform only where an operator needs the plain layout. C is rounded up to a multiple of b: the
 lanes beyond C hold numbers without meaning, which no operator mixes with the others.
 
@@ -168,7 +168,7 @@ class _Rewriter:
     def _emit_unblocked(self, value: _Tensor) -> Any:
         from tvm import relax
 
-        n, c, h, w = value.shape
+        _, c, h, w = value.shape
         if c % self.block == 0 and h * w == 1:
             return self.bb.emit(relax.op.reshape(value.blocked, value.shape))
         return self._te(unblock_tensor, value.blocked, shape=value.shape, hint="unblock")

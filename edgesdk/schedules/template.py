@@ -1,7 +1,7 @@
 """What a schedule template is: a family of schedules with knobs, and a default decision.
 
-The knobs are integers chosen from lists that the kernel and the profile give. A tuner searches them;
-without tuning the default decision is used.
+The knobs are integers chosen from lists that the kernel and the profile give. A tuner searches
+them; without tuning the default decision is used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Template:
     """A template for kernels whose main block carries the annotation `edgesdk.template` = `name`.
 
     `space(sch, block, profile)` gives the values of each knob, `default(sch, block, profile)` one
-    decision among them; both only read. `apply(sch, block, profile, knobs)` schedules the kernel and
-    raises ValueError or TVM's ScheduleError if the knobs do not fit.
+    decision among them; both only read. `apply(sch, block, profile, knobs)` schedules the kernel
+    and raises ValueError or TVM's ScheduleError if the knobs do not fit.
     """
 
     name: str

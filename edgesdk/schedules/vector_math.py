@@ -1,4 +1,4 @@
-"""exp, tanh, sigmoid and erf as arithmetic that a vector unit runs, instead of one libm call a lane.
+"""exp, tanh, sigmoid and erf as arithmetic for vectors, instead of one libm call a lane.
 
 TVM lowers these functions to calls of the C library, element by element. The expressions here are
 plain additions and multiplications on float32; their error is measured in
@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-# exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln(2) / 2. ln 2 in two parts so that n * _LN2_HIGH is
-# exact (Cody and Waite, "Software Manual for the Elementary Functions", 1980).
+# exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln(2) / 2. ln 2 in two parts so that
+# n * _LN2_HIGH is exact (Cody and Waite, "Software Manual for the Elementary Functions", 1980).
 _LN2_HIGH = 0.693359375
 _LN2_LOW = -2.12194440054690583e-4
 # Beyond these the result is infinity, or zero (denormal results are rounded to zero).
