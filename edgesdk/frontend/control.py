@@ -298,7 +298,8 @@ def _split_to_sequence(walker: Walker, node: Special) -> list[Item]:
     else:
         step = int(split) if split is not None else 1
         sizes = [min(step, length - at) for at in range(0, length, step)]
-    parts = walker.b.many("Split", data, walker.b.ints(sizes), outputs=len(sizes), axis=axis)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    parts = [walker.b.slice(data, axis, s, s + n) for s, n in zip(starts, sizes, strict=True)]
     if split is None and not node.attrs.get("keepdims", 1):
         parts = [walker.b.reshape(p, p.shape[:axis] + p.shape[axis + 1 :]) for p in parts]
     return [list(parts)]

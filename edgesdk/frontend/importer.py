@@ -23,7 +23,6 @@ def import_model(path: Path, *, shapes: Mapping[str, Sequence[int]] | None = Non
     are still needed; ModelError for a file that is no sound ONNX model; UnsupportedModelError,
     with every node concerned, when something in it cannot be compiled.
     """
-    from edgesdk.frontend.emit import emit_module
     from edgesdk.frontend.load import load_onnx
     from edgesdk.frontend.optimise import optimise
     from edgesdk.frontend.shapes import fix_inputs
@@ -31,24 +30,29 @@ def import_model(path: Path, *, shapes: Mapping[str, Sequence[int]] | None = Non
 
     path = Path(path)
     loaded = load_onnx(path)
-    source_proto, opset, sha256 = loaded.proto, loaded.opset, loaded.sha256
-    fixed = fix_inputs(source_proto, set(loaded.weights), shapes or {})
+    opset, sha256 = loaded.opset, loaded.sha256
+    output_names = [o.name for o in loaded.proto.graph.output]
+    fixed = fix_inputs(loaded.proto, set(loaded.weights), shapes or {})
     walker = Walker(loaded)
     graph = walker.walk(fixed.values)
-    output_names = [o.name for o in source_proto.graph.output]
-    del loaded, source_proto, walker.model
+    del loaded
     optimise(graph)
     names = _identifiers(graph, list(fixed.values), output_names)
     inputs = tuple(
         _spec(name, names[id(v)], v) for name, v in zip(fixed.values, graph.inputs, strict=True)
     )
     outputs = tuple(
-        _spec(name, identifier, v)
-        for name, identifier, v in zip(
-            output_names, _output_identifiers(output_names, names), graph.outputs, strict=True
+        _spec(name, safe, v)
+        for name, safe, v in zip(
+            output_names, _output_identifiers(output_names), graph.outputs, strict=True
         )
     )
     hints = {name: walker.hints[id(v)] for name, v in fixed.values.items() if id(v) in walker.hints}
+    repairs = (*fixed.assumed, *_repair_lines(walker.notes))
+    del walker  # it holds the nodes of the model
+
+    from edgesdk.frontend.emit import emit_module  # TVM, late: what is refused above is told fast
+
     return ImportedModel(
         name=identifier(path.stem),
         module=emit_module(graph, names),
@@ -58,7 +62,7 @@ def import_model(path: Path, *, shapes: Mapping[str, Sequence[int]] | None = Non
         sha256=sha256,
         opset=opset,
         shapes={s.name: s.shape for s in inputs},
-        repairs=(*fixed.assumed, *_repair_lines(walker.notes)),
+        repairs=repairs,
         hints=hints,
     )
 
@@ -107,7 +111,7 @@ def _identifiers(graph: Graph, inputs: list[str], outputs: list[str]) -> dict[in
     return names
 
 
-def _output_identifiers(outputs: list[str], names: dict[int, str]) -> list[str]:
+def _output_identifiers(outputs: list[str]) -> list[str]:
     taken: set[str] = set()
     return [_unique(name, taken) for name in outputs]
 

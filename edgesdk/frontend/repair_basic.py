@@ -22,7 +22,9 @@ def _dropout(op: Op) -> Repaired:
         if ratio is None or ratio.const is None or float(ratio.const) != 0.0:
             raise refuse("it drops at random; export the model in inference mode")
     mask_type = np.bool_ if op.opset >= 10 else op[0].dtype
-    mask = op.b.constant(np.broadcast_to(np.asarray(True, mask_type), op[0].shape))
+    # Before operator set 12, ONNX Runtime says of an element that stays that it is not masked.
+    stays = np.asarray(op.opset >= 12, mask_type)
+    mask = op.b.constant(np.broadcast_to(stays, op[0].shape))
     return [op[0], mask] if op.wants(1) else op[0]
 
 
@@ -335,7 +337,12 @@ def _cumsum(op: Op) -> Repaired:
     back = range(length - 1, -1, -1)
     if op.attr("reverse", 0):
         x = b.take(x, back, axis)
-    result = b("CumSum", x, b.constant(np.asarray(axis, np.int64)))
+    result, step = x, 1
+    while step < length:  # Hillis and Steele: each round doubles the span that is summed
+        early = b.slice(result, axis, 0, step)
+        shifted = b.slice(result, axis, 0, length - step)
+        summed = b("Add", b.slice(result, axis, step, length), shifted)
+        result, step = b.concat([early, summed], axis), 2 * step
     if op.attr("exclusive", 0):
         edge = list(x.shape)
         edge[axis] = 1

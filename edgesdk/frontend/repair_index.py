@@ -149,5 +149,6 @@ def _compress(op: Op) -> Repaired:
 @repairs("NonZero", "Unique", "NonMaxSuppression")
 def _data_dependent(op: Op) -> Repaired:
     if all(v is None or v.const is not None for v in op.inputs):
-        return op.b.many(op.kind, *op.inputs, outputs=len(op.outputs), **op.attrs)
+        attrs = dict(op.attrs.items())
+        return op.b.many(op.kind, *op.inputs, outputs=len(op.outputs), **attrs)
     raise refuse("the shape of its output depends on values at run time")

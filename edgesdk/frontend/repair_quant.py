@@ -64,7 +64,8 @@ def _dequantize(op: Op) -> Repaired:
     x, scale, zero = op[0], op[1], op.get(2)
     if x.dtype.name not in (*_QUANTISED, "int32"):
         if all(v is None or v.const is not None for v in op.inputs):
-            return op.b.many("DequantizeLinear", *op.inputs, outputs=1, **op.attrs)
+            attrs = dict(op.attrs.items())
+            return op.b.many("DequantizeLinear", *op.inputs, outputs=1, **attrs)
         raise refuse(f"dequantisation of {x.dtype.name} is not supported")
     spread = None if zero is None else _spread(op, zero, x)
     return dequantised(op, x, _spread(op, scale, x), spread)

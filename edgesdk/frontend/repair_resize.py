@@ -30,7 +30,7 @@ def _upsample(op: Op) -> Repaired:
     scales = op.attr("scales")
     if scales is None:
         scales = [float(s) for s in op.array(1, "scales")]
-    sizes = [math.floor(d * s) for d, s in zip(op[0].shape, scales, strict=True)]
+    sizes = [_scaled(d, s) for d, s in zip(op[0].shape, scales, strict=True)]
     mode = "linear" if op.attr("mode", "nearest") in ("linear", "bilinear") else "nearest"
     return _resized(op, list(range(op[0].rank)), sizes, list(scales), mode, _OLD, None)
 
@@ -40,7 +40,7 @@ def _resize(op: Op) -> Repaired:
     x = op[0]
     if op.opset < 11:
         scales = [float(s) for s in op.array(1, "scales")]
-        sizes = [math.floor(d * s) for d, s in zip(x.shape, scales, strict=True)]
+        sizes = [_scaled(d, s) for d, s in zip(x.shape, scales, strict=True)]
         every = list(range(x.rank))
         return _resized(op, every, sizes, scales, op.attr("mode", "nearest"), _OLD, None)
     axes = [positive_axis(a, x.rank) for a in op.attr("axes") or range(x.rank)]
@@ -50,7 +50,7 @@ def _resize(op: Op) -> Repaired:
         sizes, scales = _from_sizes(op, lengths, op.int_list(3, "sizes"))
     else:
         scales = [float(s) for s in op.array(2, "scales").reshape(-1)]
-        sizes = [math.floor(d * s) for d, s in zip(lengths, scales, strict=True)]
+        sizes = [_scaled(d, s) for d, s in zip(lengths, scales, strict=True)]
     rule: Rule = {k: v for k, v in op.attrs.items() if isinstance(v, str | int | float)}
     roi = None
     if op.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
@@ -92,12 +92,18 @@ def _resized(
             return op.b.constant(np.zeros(shape, x.dtype))
         ends = (roi[i], roi[i + len(axes)]) if roi is not None else None
         at = source_positions(length, size, scale, str(rule.get(_MODE, "half_pixel")), ends)
-        if roi is not None:
-            outside.append((axis, (at < 0) | (at > length - 1)))
+        beyond = (at < 0) | (at > length - 1)
         if mode == "nearest":
-            x = _nearest(op, x, axis, at, str(rule.get("nearest_mode", "round_prefer_floor")))
+            if rule.get(_MODE) == "tf_half_pixel_for_nn":  # ONNX Runtime has it no more
+                picked = _rounded(at, str(rule.get("nearest_mode", "round_prefer_floor")))
+            else:
+                picked = _as_onnxruntime(op, length, size, scale, rule, ends)
+                beyond = picked < 0
+            x = _nearest(op, x, axis, np.clip(picked, 0, length - 1).astype(np.int64))
         else:
             x = _weighted(op, x, axis, weights(length, at, scale, mode, rule))
+        if roi is not None:
+            outside.append((axis, beyond))
     return _extrapolated(op, x, outside, float(rule.get("extrapolation_value", 0.0)))
 
 
@@ -135,30 +141,62 @@ def source_positions(
         start, end = np.float32(roi[0]), np.float32(roi[1])
         span = np.float32(length - 1)
         if size == 1:
-            return np.asarray([half * (start + end) * span], np.float32)
+            return np.asarray([0.5 * np.float64(start + end) * span], np.float32)
         return start * span + i * (end - start) * span / np.float32(size - 1)
     raise refuse(f"the coordinate transformation {mode!r} is not supported")
 
 
-def _nearest(op: Op, x: Value, axis: int, at: np.ndarray, mode: str) -> Value:
-    if mode == "round_prefer_floor":
-        picked = np.ceil(at - np.float32(0.5))
-    elif mode == "round_prefer_ceil":
-        picked = np.floor(at + np.float32(0.5))
-    elif mode in ("floor", "ceil"):
-        picked = np.floor(at) if mode == "floor" else np.ceil(at)
-    else:
-        raise refuse(f"the rounding {mode!r} is not supported")
-    picked = np.clip(picked, 0, x.shape[axis] - 1).astype(np.int64)
-    length = x.shape[axis]
-    times = len(picked) // length
+def _nearest(op: Op, x: Value, axis: int, picked: np.ndarray) -> Value:
+    length, size = x.shape[axis], len(picked)
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    times = size // length
     if np.array_equal(picked, np.repeat(np.arange(length), times)):
-        wide = op.b.reshape(x, (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]))
-        shape = (*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
-        return op.b.reshape(
-            op.b.expand(wide, shape), (*x.shape[:axis], len(picked), *x.shape[axis + 1 :])
-        )
+        wide = op.b.reshape(x, (*before, length, 1, *after))
+        wide = op.b.expand(wide, (*before, length, times, *after))
+        return op.b.reshape(wide, (*before, size, *after))
     return op.b.take(x, [int(p) for p in picked], axis)
+
+
+def _as_onnxruntime(
+    op: Op,
+    length: int,
+    size: int,
+    scale: float,
+    rule: Rule,
+    ends: tuple[float, float] | None,
+) -> np.ndarray:
+    """The element that ONNX Runtime picks for each output: at ties, its rounding decides.
+
+    -1 where the output lies outside the region of interest `ends`.
+    """
+    b = op.b
+    ramp = b.constant(np.arange(length, dtype=np.float32).reshape(1, 1, 1, length))
+    attrs = {k: v for k, v in rule.items() if k in (_MODE, "nearest_mode")}
+    by_scale = _scaled(length, scale) == size
+    scales = b.constant(np.asarray([1, 1, 1, scale], np.float32)) if by_scale else None
+    sizes = None if by_scale else b.ints([1, 1, 1, size])
+    roi = None
+    if ends is not None:
+        roi = b.constant(np.asarray([0, 0, 0, ends[0], 1, 1, 1, ends[1]], np.float32))
+        attrs["extrapolation_value"] = -1.0
+    picked = b("Resize", ramp, roi, scales, sizes, mode="nearest", **attrs)
+    assert picked.const is not None
+    return picked.const.reshape(-1)
+
+
+def _rounded(at: np.ndarray, mode: str) -> np.ndarray:
+    if mode == "round_prefer_floor":
+        return np.ceil(at - np.float32(0.5))
+    if mode == "round_prefer_ceil":
+        return np.floor(at + np.float32(0.5))
+    if mode in ("floor", "ceil"):
+        return np.floor(at) if mode == "floor" else np.ceil(at)
+    raise refuse(f"the rounding {mode!r} is not supported")
+
+
+def _scaled(length: int, scale: float) -> int:
+    """The resized length, rounded down in single precision as ONNX says."""
+    return int(np.floor(np.float32(length) * np.float32(scale)))
 
 
 def weights(length: int, at: np.ndarray, scale: float, mode: str, rule: Rule) -> np.ndarray:
@@ -180,7 +218,7 @@ def weights(length: int, at: np.ndarray, scale: float, mode: str, rule: Rule) ->
         if exclude:
             values = np.where((taps < 0) | (taps >= length), 0.0, values)
         if exclude or antialias:
-            values = values / values.sum()
+            values = values / (values.sum() or 1.0)
         np.add.at(matrix[row], np.clip(taps, 0, length - 1), values)
     return matrix
 

@@ -55,6 +55,9 @@ def fix_inputs(
     assumed = _assume_batch(inputs)
     _refuse_open(inputs)
     values = {e.name: Value(e.name, tuple(int(d) for d in e.dims), e.dtype) for e in inputs}
+    for value in values.values():
+        if value.size == 0:  # there is only one tensor without elements
+            value.const = np.empty(value.shape, value.dtype)
     return FixedInputs(values, tuple(assumed))
 
 

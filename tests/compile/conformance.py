@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,21 @@ def run_in_tvm(model: ImportedModel, inputs: Arrays) -> dict[str, np.ndarray[Any
     result = machine["main"](*arguments)
     tensors = [result] if len(model.outputs) == 1 else list(result)
     return {s.name: t.numpy() for s, t in zip(model.outputs, tensors, strict=True)}
+
+
+# All that may be left in Relax once every operator is a kernel.
+_PLAIN = {"Tensor", "call_tir", "dataflow", "output", "const", "Tuple", "function", "shape"}
+
+
+def runtime_calls(model: ImportedModel) -> set[str]:
+    """The functions of TVM's runtime that `model` would call on a device: there must be none."""
+    import tvm
+    from tvm import relax
+
+    with tvm.target.Target({"kind": "llvm"}):
+        text = relax.transform.LegalizeOps()(model.module).script(show_meta=False)
+    called = set(re.findall(r"\bT\.(\w*(?:packed|extern)\w*)\(", text))
+    return called | (set(re.findall(r"\bR\.(\w+)\(", text)) - _PLAIN)
 
 
 def difference(
@@ -132,6 +148,29 @@ def backend_cases() -> Iterator[Case]:
         inputs = {v.name: array(a) for v, a in zip(graph.input, given, strict=True)}
         outputs = {v.name: array(a) for v, a in zip(graph.output, wanted, strict=True)}
         yield Case(test.name, test.model, inputs, outputs, test.rtol, test.atol)
+
+
+def folded(model: Any, inputs: Arrays, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The outputs of `model` with its inputs made constants: what the repairs compute, without TVM.
+
+    Every operator that a repair puts in place of another is then computed by ONNX Runtime.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    from edgesdk.frontend.load import load_onnx
+    from edgesdk.frontend.walk import Walker
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.input[:]
+    for name, array in inputs.items():
+        copy.graph.initializer.append(numpy_helper.from_array(array, name))
+    path = folder / "folded.onnx"
+    path.write_bytes(copy.SerializeToString())
+    graph = Walker(load_onnx(path)).walk({})
+    outputs = zip(copy.graph.output, graph.outputs, strict=True)
+    return {info.name: np.asarray(value.const) for info, value in outputs}
 
 
 def check_case(case: Case, folder: Path) -> Outcome:
