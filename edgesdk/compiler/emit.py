@@ -49,7 +49,7 @@ def write_weights(plan: Plan, path: Path) -> None:
     with path.open("wb") as file:
         for array, offset in zip(plan.weights, plan.weight_offsets, strict=True):
             file.write(b"\0" * (offset - file.tell()))
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         # An empty section would have no address.
         file.write(b"\0" * (max(plan.weights_bytes, 64) - file.tell()))
 

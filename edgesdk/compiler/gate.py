@@ -1,7 +1,8 @@
 """The numeric gate: no bundle is written before its results were compared with ONNX Runtime's.
 
 The library runs in its own launcher: on this machine if it is of the same kind, else under
-qemu-user with the target's own CPU model, so that an instruction the target lacks shows here and not there.
+qemu-user with the target's own CPU model, so that an instruction the target lacks shows here and
+not there.
 """
 
 from __future__ import annotations

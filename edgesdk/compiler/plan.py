@@ -219,7 +219,7 @@ def _constant(builder: _Builder, expr: Any) -> _Value:
     array = expr.value.numpy()
     dtype = str(expr.value.dtype)
     digest = hashlib.blake2b(
-        np.ascontiguousarray(array).reshape(-1).view(np.uint8), digest_size=16
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16
     ).digest()
     key = (dtype, tuple(array.shape), digest)
     if key not in builder.constants:

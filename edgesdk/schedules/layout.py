@@ -3,9 +3,9 @@
 A convolution is fast when one vector holds neighbouring output channels, so its tensors are kept as
 [N, C/b, H*W, b] ("NCHWc", the pixels as one long row) with b the lanes of a vector. This pass walks
 the graph once. It turns each convolution with constant weights into a tensor expression on blocked
-tensors, lets blocked tensors flow through element-wise operators, pooling, means, concatenation and cropping, and puts a
-transform only where an operator needs the plain layout. C is rounded up to a multiple of b: the
-lanes beyond C hold numbers without meaning, which no operator mixes with the others.
+tensors, lets blocked tensors flow through element-wise operators, pooling, means and concatenation,
+and puts a transform only where an operator needs the plain layout. C is rounded up to a multiple of
+b: the lanes beyond C hold numbers without meaning, which no operator mixes with the others.
 
 Matrix products with constant weights get their weights packed for the vector unit as well.
 """

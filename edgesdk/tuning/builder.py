@@ -1,0 +1,315 @@
+"""Builds candidates fast: a process that has TVM loaded forks a worker for every build.
+
+The parent of the workers (the "nursery") is a fresh Python process, so nothing of the caller's (its
+threads, its main module, a notebook) gets into the workers. A build that hangs or eats memory is
+ended with its whole process group and costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from edgesdk.errors import EdgeSdkError
+
+if TYPE_CHECKING:
+    from edgesdk.profiles import TargetProfile
+    from edgesdk.toolchain import Toolchain
+
+_LENGTH = struct.Struct("<Q")
+START_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class BuildTask:
+    """What all candidates of one kernel share. `function` is the unscheduled PrimFunc as JSON."""
+
+    workload: str
+    function: str
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """`number` names the candidate in the session; `output` is the library to write."""
+
+    number: int
+    workload: str
+    candidate: dict[str, Any]
+    output: Path
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """`error_kind`: "" (built), "schedule" (the knobs do not fit), "build", "timeout" or "memory".
+
+    `features` describes the scheduled kernel for the cost model, one row per buffer store.
+    """
+
+    number: int
+    error_kind: str
+    error: str
+    features: Any
+    seconds: float
+
+
+class Builder:
+    """A pool of build workers. Use it as a context manager."""
+
+    def __init__(
+        self,
+        profile: TargetProfile,
+        toolchain: Toolchain,
+        *,
+        workers: int | None = None,
+        timeout_s: float = 60.0,
+        memory_limit_bytes: int = 4 << 30,
+    ) -> None:
+        self._workers = workers or len(os.sched_getaffinity(0))
+        self._settings = {
+            "profile": profile,
+            "toolchain": toolchain,
+            "timeout_s": timeout_s,
+            "memory_limit_bytes": memory_limit_bytes,
+            "workers": self._workers,
+        }
+        self._known: set[str] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Builder:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from edgesdk.tuning.builder import nursery; nursery()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._send(self._settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        process.wait()
+
+    def add_task(self, task: BuildTask) -> None:
+        """Makes a kernel known to the workers, before its candidates are built."""
+        if task.workload not in self._known:
+            self._known.add(task.workload)
+            self._send(task)
+
+    def build(self, requests: Iterable[BuildRequest]) -> Iterator[BuildResult]:
+        """Builds all `requests`, as many at a time as there are workers; results in their order.
+
+        Raises EdgeSdkError if the workers' parent died.
+        """
+        waiting = iter(requests)
+        order: deque[int] = deque()
+        done: dict[int, BuildResult] = {}
+
+        def send_next() -> None:
+            # Few at a time: both ends would wait for each other if the pipes were full.
+            request = next(waiting, None)
+            if request is not None:
+                order.append(request.number)
+                self._send(request)
+
+        for _ in range(2 * self._workers):
+            send_next()
+        while order:
+            while order and order[0] in done:
+                yield done.pop(order.popleft())
+            if order:
+                result = self._receive()
+                done[result.number] = result
+                send_next()
+
+    def _send(self, item: Any) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            _write(self._process.stdin, item)
+        except BrokenPipeError:
+            raise self._died() from None
+
+    def _receive(self) -> BuildResult:
+        assert self._process is not None and self._process.stdout is not None
+        result = _read(self._process.stdout)
+        if result is None:
+            raise self._died()
+        assert isinstance(result, BuildResult)
+        return result
+
+    def _died(self) -> EdgeSdkError:
+        return EdgeSdkError(
+            "the builders' parent process ended", hint="its messages stand above; is memory short?"
+        )
+
+
+# What follows runs in the nursery and its workers.
+
+
+@dataclass
+class _Running:
+    request: BuildRequest
+    pid: int
+    pipe: BinaryIO
+    deadline: float
+    started: float
+
+
+def nursery() -> None:
+    """Main loop of the workers' parent: reads tasks and requests from stdin, forks, reports."""
+    # The protocol has stdin and stdout for itself: what a compiler prints goes to stderr.
+    requests = os.fdopen(os.dup(0), "rb", buffering=0)
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    settings = _read(requests)
+    if settings is None:
+        return
+    import tvm
+
+    import edgesdk.compiler.codegen
+    import edgesdk.schedules
+    import edgesdk.tuning.features  # noqa: F401
+
+    target = tvm.target.Target(settings["profile"].tvm)
+    tasks: dict[str, Any] = {}
+    queue: deque[BuildRequest] = deque()
+    running: list[_Running] = []
+    while True:
+        while queue and len(running) < settings["workers"]:
+            request = queue.popleft()
+            running.append(_start(request, tasks[request.workload], target, settings))
+        wait_s = min((r.deadline - time.monotonic() for r in running), default=3600.0)
+        watched = [requests, *(r.pipe for r in running)]
+        ready, _, _ = select.select(watched, [], [], max(0.0, wait_s))
+        for worker in list(running):
+            if worker.pipe in ready or time.monotonic() >= worker.deadline:
+                running.remove(worker)
+                _write(results, _finish(worker))
+        if requests in ready:
+            item = _read(requests)
+            if item is None:
+                return
+            if isinstance(item, BuildTask):
+                tasks[item.workload] = tvm.ir.load_json(item.function)
+            else:
+                queue.append(item)
+
+
+def _start(request: BuildRequest, function: Any, target: Any, settings: dict[str, Any]) -> _Running:
+    reader, writer = os.pipe()
+    now = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        os.setpgid(0, 0)
+        limit = settings["memory_limit_bytes"] + _address_space_bytes()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        kind, text, features = _build(request, function, target, settings)
+        with os.fdopen(writer, "wb") as pipe:
+            pickle.dump((kind, text, features), pipe)
+        os._exit(0)
+    os.close(writer)
+    pipe = os.fdopen(reader, "rb", buffering=0)
+    return _Running(request, pid, pipe, now + settings["timeout_s"], now)
+
+
+def _address_space_bytes() -> int:
+    """What the process has mapped already: the limit counts that, too."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()
+
+
+def _build(
+    request: BuildRequest, function: Any, target: Any, settings: dict[str, Any]
+) -> tuple[str, str, Any]:
+    from edgesdk.compiler import codegen
+    from edgesdk.schedules import apply_candidate
+    from edgesdk.tuning.features import store_features
+
+    try:
+        try:
+            scheduled = apply_candidate(function, settings["profile"], request.candidate)
+        except MemoryError:
+            raise
+        except Exception as error:  # TVM raises many types
+            return "schedule", f"{type(error).__name__}: {codegen.last_words(error)[:300]}", None
+        features = store_features(scheduled, target)
+        kernel = request.output.with_suffix(".o")
+        codegen.write_object({"candidate": scheduled}, target, kernel)
+        settings["toolchain"].link_shared(
+            [kernel], request.output, soname=request.output.name, flags=("-Wl,-z,undefs",)
+        )
+        kernel.unlink()
+    except MemoryError:
+        return "memory", "the build needed more memory than it may have", None
+    except Exception as error:
+        return "build", f"{type(error).__name__}: {codegen.last_words(error)[:300]}", None
+    return "", "", features
+
+
+def _finish(worker: _Running) -> BuildResult:
+    """Reaps a worker that is done, or ends one that is past its time."""
+    seconds = time.monotonic() - worker.started
+    number = worker.request.number
+    in_time = time.monotonic() < worker.deadline
+    data = b""
+    if in_time:
+        while chunk := os.read(worker.pipe.fileno(), 1 << 16):
+            data += chunk
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.pipe.close()
+    _, status = os.waitpid(worker.pid, 0)
+    if not in_time:
+        return BuildResult(number, "timeout", f"not built within {seconds:.0f} s", None, seconds)
+    if not data:
+        reason = os.waitstatus_to_exitcode(status)
+        return BuildResult(number, "build", f"the compiler ended with {reason}", None, seconds)
+    kind, text, features = pickle.loads(data)
+    return BuildResult(number, kind, text, features, seconds)
+
+
+def _write(stream: Any, item: Any) -> None:
+    data = pickle.dumps(item)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _read(stream: Any) -> Any | None:
+    """The next item, or None at the end of the stream."""
+    header = _read_exactly(stream, _LENGTH.size)
+    if header is None:
+        return None
+    data = _read_exactly(stream, _LENGTH.unpack(header)[0])
+    return None if data is None else pickle.loads(data)
+
+
+def _read_exactly(stream: Any, count: int) -> bytes | None:
+    data = b""
+    while len(data) < count:
+        chunk = stream.read(count - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return data
