@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from edgesdk.errors import EdgeSdkError
 
@@ -170,7 +170,7 @@ class Builder:
 class _Running:
     request: BuildRequest
     pid: int
-    pipe: BinaryIO
+    pipe: Any
     deadline: float
     started: float
 

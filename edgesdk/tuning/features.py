@@ -1,4 +1,4 @@
-"""A scheduled kernel as numbers for the cost model: MetaSchedule's features of each buffer store."""
+"""A scheduled kernel as numbers for the cost model: MetaSchedule's features of buffer stores."""
 
 from __future__ import annotations
 

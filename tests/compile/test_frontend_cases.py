@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from edgesdk.frontend import Reference, draw_inputs, import_model
 from conformance import difference, run_in_tvm, runtime_calls
 from conformance_cases import CASES, TextCase
+
+from edgesdk.frontend import Reference, draw_inputs, import_model
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -58,16 +58,24 @@ def any_board(request: pytest.FixtureRequest) -> EmulatedBoard:
     return board
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def transport(aarch64_board: EmulatedBoard) -> Iterator[Transport]:
+    """One connection for all tests that leave it as it was: logging in takes long, emulated."""
     with open_transport(aarch64_board.device()) as opened:
         yield opened
 
 
-@pytest.fixture
-def any_transport(any_board: EmulatedBoard) -> Iterator[Transport]:
-    with open_transport(any_board.device()) as opened:
+@pytest.fixture(scope="session")
+def dropbear_transport(dropbear_board: EmulatedBoard) -> Iterator[Transport]:
+    with open_transport(dropbear_board.device()) as opened:
         yield opened
+
+
+@pytest.fixture(params=["transport", "dropbear_transport"])
+def any_transport(request: pytest.FixtureRequest) -> Transport:
+    """With SFTP, and without."""
+    opened: Transport = request.getfixturevalue(request.param)
+    return opened
 
 
 def in_folder(board: EmulatedBoard, folder: str) -> Device:

@@ -80,18 +80,21 @@ def make_bundle(tmp_path: Path) -> MakeBundle:
 
 
 @pytest.fixture
-def fresh(any_board: EmulatedBoard) -> Iterator[Transport]:
-    """A connection whose work folder is empty and goes away again."""
-    with open_transport(in_folder(any_board, "fresh")) as transport:
-        yield transport
-        transport.run(["rm", "-rf", transport.work_dir], timeout_s=20)
+def fresh(transport: Transport) -> Iterator[Transport]:
+    """A connection to a board without bundles."""
+    yield transport
+    remove_bundles(transport)
 
 
 @pytest.fixture
-def fresh_openssh(aarch64_board: EmulatedBoard) -> Iterator[Transport]:
-    with open_transport(in_folder(aarch64_board, "fresh")) as transport:
-        yield transport
-        transport.run(["rm", "-rf", transport.work_dir], timeout_s=20)
+def any_fresh(any_transport: Transport) -> Iterator[Transport]:
+    """Like `fresh`, with SFTP and without."""
+    yield any_transport
+    remove_bundles(any_transport)
+
+
+def remove_bundles(transport: Transport) -> None:
+    transport.run(["rm", "-rf", f"{transport.work_dir}/bundles"], timeout_s=20)
 
 
 def use(transport: Transport, bundle: RemoteBundle) -> str:
@@ -102,92 +105,90 @@ def use(transport: Transport, bundle: RemoteBundle) -> str:
     return result.stdout_text
 
 
-def test_push_switch_push_again_and_rollback(fresh: Transport, make_bundle: MakeBundle) -> None:
-    first = push_bundle(make_bundle(b"one"), fresh)
+def test_push_switch_push_again_and_rollback(any_fresh: Transport, make_bundle: MakeBundle) -> None:
+    first = push_bundle(make_bundle(b"one"), any_fresh)
     assert first.copied == ("lib/libnet.so", "bin/edgesdk-run", "manifest.json")
-    assert first.folder == f"{fresh.work_dir}/bundles/net/{first.version}"
-    assert use(fresh, first) == "one"
+    assert first.folder == f"{any_fresh.work_dir}/bundles/net/{first.version}"
+    assert use(any_fresh, first) == "one"
 
-    again = push_bundle(make_bundle(b"one"), fresh)
+    again = push_bundle(make_bundle(b"one"), any_fresh)
     assert (again.copied, again.copied_bytes, again.version) == ((), 0, first.version)
 
-    second = push_bundle(make_bundle(b"two"), fresh)
+    second = push_bundle(make_bundle(b"two"), any_fresh)
     assert set(second.copied) == {"lib/libnet.so", "manifest.json"}
-    assert use(fresh, second) == "two"
+    assert use(any_fresh, second) == "two"
     # A program of the first version that still runs has its files.
-    assert fresh.run([first.launcher], timeout_s=20).stdout == b"one"
-    assert [(v.version, v.current) for v in list_remote(fresh)] == [
+    assert any_fresh.run([first.launcher], timeout_s=20).stdout == b"one"
+    assert [(v.version, v.current) for v in list_remote(any_fresh)] == [
         (first.version, False),
         (second.version, True),
     ]
 
-    back = rollback("net", fresh)
+    back = rollback("net", any_fresh)
     assert (back.version, back.folder, back.current) == (first.version, first.folder, True)
-    assert use(fresh, first) == "one"
+    assert use(any_fresh, first) == "one"
     with pytest.raises(DeviceError, match="no version of 'net' older"):
-        rollback("net", fresh)
-    assert use(fresh, first) == "one"
+        rollback("net", any_fresh)
+    assert use(any_fresh, first) == "one"
 
 
 def test_only_the_last_versions_are_kept(
-    fresh_openssh: Transport, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+    fresh: Transport, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgesdk.deploy.push.KEPT_VERSIONS", 2)
-    pushed = [push_bundle(make_bundle(bytes([65 + i])), fresh_openssh) for i in range(3)]
-    kept = [v.version for v in list_remote(fresh_openssh)]
+    pushed = [push_bundle(make_bundle(bytes([65 + i])), fresh) for i in range(3)]
+    kept = [v.version for v in list_remote(fresh)]
     assert kept == [bundle.version for bundle in pushed[1:]]
-    found = fresh_openssh.run(["ls", f"{fresh_openssh.work_dir}/bundles/net"], timeout_s=20)
+    found = fresh.run(["ls", f"{fresh.work_dir}/bundles/net"], timeout_s=20)
     assert sorted(found.stdout_text.split()) == sorted([*kept, "current", "history"])
 
 
 def test_going_back_and_on_does_not_lead_to_the_bad_version(
-    fresh_openssh: Transport, make_bundle: MakeBundle
+    fresh: Transport, make_bundle: MakeBundle
 ) -> None:
     good, bad, fixed = (make_bundle(content) for content in (b"good", b"bad", b"fixed"))
-    wanted = push_bundle(good, fresh_openssh).version
-    push_bundle(bad, fresh_openssh)
-    rollback("net", fresh_openssh)
-    push_bundle(fixed, fresh_openssh)
-    assert rollback("net", fresh_openssh).version == wanted
+    wanted = push_bundle(good, fresh).version
+    push_bundle(bad, fresh)
+    rollback("net", fresh)
+    push_bundle(fixed, fresh)
+    assert rollback("net", fresh).version == wanted
 
 
-def test_everything_takes_the_header_along(
-    fresh_openssh: Transport, make_bundle: MakeBundle
-) -> None:
+def test_everything_takes_the_header_along(fresh: Transport, make_bundle: MakeBundle) -> None:
     golden = ["golden/input_0.npy", "golden/output_0.npy"]
     folder = make_bundle(more=[*golden, "include/net.h", "README.md"])
-    plain = push_bundle(folder, fresh_openssh)
+    plain = push_bundle(folder, fresh)
     assert set(plain.copied) == {"lib/libnet.so", "bin/edgesdk-run", *golden, "manifest.json"}
-    whole = push_bundle(folder, fresh_openssh, everything=True)
+    whole = push_bundle(folder, fresh, everything=True)
     assert plain.version == whole.version
     assert set(whole.copied) == {"include/net.h", "README.md"}
 
 
 def test_a_file_damaged_on_the_board_is_sent_again(
-    fresh_openssh: Transport, make_bundle: MakeBundle
+    fresh: Transport, make_bundle: MakeBundle
 ) -> None:
-    pushed = push_bundle(make_bundle(b"intact"), fresh_openssh)
-    fresh_openssh.run(["sh", "-c", f"echo x >{pushed.library}"], timeout_s=20)
-    assert push_bundle(make_bundle(b"intact"), fresh_openssh).copied == ("lib/libnet.so",)
-    assert use(fresh_openssh, pushed) == "intact"
+    pushed = push_bundle(make_bundle(b"intact"), fresh)
+    fresh.run(["sh", "-c", f"echo x >{pushed.library}"], timeout_s=20)
+    assert push_bundle(make_bundle(b"intact"), fresh).copied == ("lib/libnet.so",)
+    assert use(fresh, pushed) == "intact"
 
 
-def test_progress_counts_all_files(fresh_openssh: Transport, make_bundle: MakeBundle) -> None:
+def test_progress_counts_all_files(fresh: Transport, make_bundle: MakeBundle) -> None:
     seen: list[tuple[str, int, int]] = []
-    pushed = push_bundle(make_bundle(), fresh_openssh, progress=lambda *state: seen.append(state))
+    pushed = push_bundle(make_bundle(), fresh, progress=lambda *state: seen.append(state))
     assert [state[1] for state in seen] == sorted(state[1] for state in seen)
     assert seen[-1] == ("manifest.json", pushed.copied_bytes, pushed.copied_bytes)
 
 
-def test_two_bundles_stand_side_by_side(fresh_openssh: Transport, make_bundle: MakeBundle) -> None:
-    push_bundle(make_bundle(name="one"), fresh_openssh)
-    push_bundle(make_bundle(name="two"), fresh_openssh)
-    assert [(v.name, v.current) for v in list_remote(fresh_openssh)] == [
+def test_two_bundles_stand_side_by_side(fresh: Transport, make_bundle: MakeBundle) -> None:
+    push_bundle(make_bundle(name="one"), fresh)
+    push_bundle(make_bundle(name="two"), fresh)
+    assert [(v.name, v.current) for v in list_remote(fresh)] == [
         ("one", True),
         ("two", True),
     ]
     with pytest.raises(DeviceError, match=r"no bundle 'three'; it has one, two"):
-        rollback("three", fresh_openssh)
+        rollback("three", fresh)
 
 
 @pytest.mark.parametrize(
@@ -204,14 +205,14 @@ def test_two_bundles_stand_side_by_side(fresh_openssh: Transport, make_bundle: M
     ],
 )
 def test_a_bundle_for_something_else_is_refused_before_copying(
-    fresh_openssh: Transport, make_bundle: MakeBundle, changes: dict[str, object], reason: str
+    fresh: Transport, make_bundle: MakeBundle, changes: dict[str, object], reason: str
 ) -> None:
     contract = dataclasses.replace(AARCH64, **changes)  # type: ignore[arg-type]
     with pytest.raises(DeviceMismatchError, match=reason) as caught:
-        push_bundle(make_bundle(contract=contract), fresh_openssh)
+        push_bundle(make_bundle(contract=contract), fresh)
     assert caught.value.exit_code == 7
     assert caught.value.hint
-    assert not fresh_openssh.run(["ls", fresh_openssh.work_dir], timeout_s=20).ok
+    assert not fresh.run(["ls", f"{fresh.work_dir}/bundles"], timeout_s=20).ok
 
 
 def test_a_32_bit_board_takes_its_bundle_and_no_other(
@@ -250,26 +251,26 @@ def test_the_facts_of_emulated_boards(
         assert again.stderr == b""
 
 
-def test_a_damaged_bundle_is_not_sent(fresh_openssh: Transport, make_bundle: MakeBundle) -> None:
+def test_a_damaged_bundle_is_not_sent(fresh: Transport, make_bundle: MakeBundle) -> None:
     folder = make_bundle(b"whole")
     (folder / "lib/libnet.so").write_bytes(b"other")
     with pytest.raises(BundleError, match="not what was written"):
-        push_bundle(folder, fresh_openssh)
+        push_bundle(folder, fresh)
 
 
 def test_a_manifest_cannot_lead_out_of_the_folder(
-    fresh_openssh: Transport, make_bundle: MakeBundle
+    fresh: Transport, make_bundle: MakeBundle
 ) -> None:
     outside = make_bundle(b"1", more=["../golden_input"])
     absent = make_bundle(b"2", golden_inputs=("README.md",))
     for bad in (outside, absent):
         with pytest.raises(BundleError, match="is not among its files"):
-            push_bundle(bad, fresh_openssh)
+            push_bundle(bad, fresh)
     named = make_bundle(b"3")
     text = (named / "manifest.json").read_text(encoding="utf-8")
     (named / "manifest.json").write_text(text.replace('"name": "net"', '"name": "../net"'))
     with pytest.raises(BundleError, match="no name of a bundle"):
-        push_bundle(named, fresh_openssh)
+        push_bundle(named, fresh)
 
 
 def test_a_bundle_too_large_for_the_board_is_refused_before_copying(
@@ -301,7 +302,7 @@ def test_a_board_that_dies_while_a_bundle_is_pushed(
 
 
 def test_an_interrupted_push_goes_on_where_it_was(
-    fresh_openssh: Transport, make_bundle: MakeBundle
+    fresh: Transport, make_bundle: MakeBundle
 ) -> None:
     class Interrupted(Exception):
         pass
@@ -310,12 +311,12 @@ def test_an_interrupted_push_goes_on_where_it_was(
         if name == "golden/input_0.npy":
             raise Interrupted
 
-    before = push_bundle(make_bundle(b"old"), fresh_openssh)
+    before = push_bundle(make_bundle(b"old"), fresh)
     bundle = make_bundle(b"new", more=["golden/input_0.npy"])
     with pytest.raises(Interrupted):
-        push_bundle(bundle, fresh_openssh, progress=interrupt)
-    assert use(fresh_openssh, before) == "old"
-    assert [v.version for v in list_remote(fresh_openssh)] == [before.version]
-    after = push_bundle(bundle, fresh_openssh)
+        push_bundle(bundle, fresh, progress=interrupt)
+    assert use(fresh, before) == "old"
+    assert [v.version for v in list_remote(fresh)] == [before.version]
+    after = push_bundle(bundle, fresh)
     assert set(after.kept) == {"lib/libnet.so", "bin/edgesdk-run"}
-    assert use(fresh_openssh, after) == "new"
+    assert use(fresh, after) == "new"

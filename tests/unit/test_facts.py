@@ -1,7 +1,7 @@
 """What devices say about themselves, and what that means for a bundle.
 
-The files named emulated-* and debian-12-* are recorded from the script; the others are written after
-the kernel's and the libraries' formats for systems that no recording was at hand of.
+The files named emulated-* and debian-12-* are recorded from the script; the others are written
+after the formats of kernels and libraries, for systems that no recording was at hand of.
 """
 
 from __future__ import annotations
