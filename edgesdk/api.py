@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from edgesdk.deploy.verify import VerifyReport
     from edgesdk.frontend import ImportedModel
     from edgesdk.profiles import TargetProfile
+    from edgesdk.tuning.devicekey import DeviceKey
+    from edgesdk.tuning.lookup import RecordLookup
 
 PRECISIONS = ("fp32",)
 GOLDEN_SEED = 0
@@ -36,6 +38,9 @@ def compile(
     output: str | Path | None = None,
     precision: str = "fp32",
     verify: bool = True,
+    tuned: bool = True,
+    device_key: DeviceKey | None = None,
+    records: Path | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Bundle:
     """Compiles an ONNX model for a target and returns the bundle that it wrote.
@@ -43,7 +48,8 @@ def compile(
     `shapes` fixes dimensions that the model leaves open: input name -> sizes. `output` is the
     bundle's folder, by default `bundles/<model>-<target>`; a bundle that stands there is replaced.
     With `verify` (always, unless the results are checked elsewhere) the outputs are compared with
-    ONNX Runtime's before the bundle is written. `progress` hears each stage's name.
+    ONNX Runtime's before the bundle is written. `tuned` lets kernels use what `edgesdk tune` found
+    (in the user's database, or in `records`), best for the kind of device `device_key`. `progress` hears each stage's name.
 
     Raises UsageError (target, shapes, output), ModelError and UnsupportedModelError (the model),
     ToolMissingError (a compiler), CompileError, ContractError, VerificationError.
@@ -63,6 +69,7 @@ def compile(
 
     from edgesdk.compiler import compile_model
     from edgesdk.frontend import import_model
+    from edgesdk.tuning.lookup import RecordLookup
 
     progress("importing")
     imported = import_model(path, shapes=shapes)
@@ -72,9 +79,14 @@ def compile(
         tempfile.TemporaryDirectory(prefix=".build.", dir=staging.parent) as temporary,
     ):
         build = Path(temporary)
-        build_id = _build_id(imported, profile, precision)
+        lookup = RecordLookup(profile, device_key, records) if tuned else None
         compiled = compile_model(
-            imported, profile, build=build, build_id=build_id, progress=progress
+            imported,
+            profile,
+            build=build,
+            lookup=lookup,
+            name_build=lambda: _build_id(imported, profile, precision, lookup),
+            progress=progress,
         )
         check_contract(audit_library(compiled.library), profile)
         _fill(staging, imported, profile, compiled, precision, verify, progress)
@@ -191,8 +203,14 @@ def _tolerance(
     return max(FP32_TOLERANCE, SPREAD_FACTOR * spread) if spread < 1 else FP32_TOLERANCE
 
 
-def _build_id(imported: ImportedModel, profile: TargetProfile, precision: str) -> str:
-    """16 hex digits that change with the model, its shapes, the target and the tools."""
+def _build_id(
+    imported: ImportedModel,
+    profile: TargetProfile,
+    precision: str,
+    lookup: RecordLookup | None,
+) -> str:
+    """16 hex digits that change with the model, its shapes, the target, the tools and what tuning
+    found."""
     import json
 
     parts = {
@@ -202,6 +220,7 @@ def _build_id(imported: ImportedModel, profile: TargetProfile, precision: str) -
         "tvm": profile.tvm,
         "precision": precision,
         "versions": _versions(),
+        "tuned": lookup.used if lookup is not None else {},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -12,7 +12,7 @@ from edgesdk.compiler import codegen, emit, link
 from edgesdk.compiler.lower import lower
 from edgesdk.compiler.plan import Plan, make_plan
 from edgesdk.profiles import TargetProfile
-from edgesdk.schedules import Coverage, schedule_kernels
+from edgesdk.schedules import Coverage, Lookup, schedule_kernels
 from edgesdk.toolchain import Toolchain, load_toolchain
 
 if TYPE_CHECKING:
@@ -46,11 +46,13 @@ def compile_model(
     profile: TargetProfile,
     *,
     build: Path,
-    build_id: str,
+    lookup: Lookup | None = None,
+    name_build: Callable[[], str],
     progress: Callable[[str], None] = lambda stage: None,
 ) -> CompiledModel:
     """Compiles `model` for `profile` in the empty folder `build`.
 
+    `lookup` finds tuned schedules; `name_build` gives the build's id once they are chosen.
     `progress` hears the name of each stage as it begins. Raises ToolMissingError before any work if
     the target's compiler is missing, UnsupportedModelError or CompileError later.
     """
@@ -70,7 +72,8 @@ def compile_model(
     }
     del module
     progress(f"scheduling {len(kernels)} kernels")
-    scheduled, coverage = schedule_kernels(kernels, profile)
+    scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup)
+    build_id = name_build()
     progress(f"generating code for {len(kernels)} kernels")
     symbols = {name: _symbol(name, index) for index, name in enumerate(kernels)}
     kernel_object = build / "kernels.o"

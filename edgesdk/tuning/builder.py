@@ -55,13 +55,11 @@ class BuildRequest:
 class BuildResult:
     """`error_kind`: "" (built), "schedule" (the knobs do not fit), "build", "timeout" or "memory".
 
-    `features` describes the scheduled kernel for the cost model, one row per buffer store.
     """
 
     number: int
     error_kind: str
     error: str
-    features: Any
     seconds: float
 
 
@@ -188,8 +186,7 @@ def nursery() -> None:
     import tvm
 
     import edgesdk.compiler.codegen
-    import edgesdk.schedules
-    import edgesdk.tuning.features  # noqa: F401
+    import edgesdk.schedules  # noqa: F401
 
     target = tvm.target.Target(settings["profile"].tvm)
     tasks: dict[str, Any] = {}
@@ -225,9 +222,9 @@ def _start(request: BuildRequest, function: Any, target: Any, settings: dict[str
         os.setpgid(0, 0)
         limit = settings["memory_limit_bytes"] + _address_space_bytes()
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        kind, text, features = _build(request, function, target, settings)
-        with os.fdopen(writer, "wb") as pipe:
-            pickle.dump((kind, text, features), pipe)
+        outcome = _build(request, function, target, settings)
+        with os.fdopen(writer, "wb") as answer:
+            pickle.dump(outcome, answer)
         os._exit(0)
     os.close(writer)
     pipe = os.fdopen(reader, "rb", buffering=0)
@@ -242,10 +239,9 @@ def _address_space_bytes() -> int:
 
 def _build(
     request: BuildRequest, function: Any, target: Any, settings: dict[str, Any]
-) -> tuple[str, str, Any]:
+) -> tuple[str, str]:
     from edgesdk.compiler import codegen
     from edgesdk.schedules import apply_candidate
-    from edgesdk.tuning.features import store_features
 
     try:
         try:
@@ -253,8 +249,7 @@ def _build(
         except MemoryError:
             raise
         except Exception as error:  # TVM raises many types
-            return "schedule", f"{type(error).__name__}: {codegen.last_words(error)[:300]}", None
-        features = store_features(scheduled, target)
+            return "schedule", f"{type(error).__name__}: {codegen.last_words(error)[:300]}"
         kernel = request.output.with_suffix(".o")
         codegen.write_object({"candidate": scheduled}, target, kernel)
         settings["toolchain"].link_shared(
@@ -262,10 +257,10 @@ def _build(
         )
         kernel.unlink()
     except MemoryError:
-        return "memory", "the build needed more memory than it may have", None
+        return "memory", "the build needed more memory than it may have"
     except Exception as error:
-        return "build", f"{type(error).__name__}: {codegen.last_words(error)[:300]}", None
-    return "", "", features
+        return "build", f"{type(error).__name__}: {codegen.last_words(error)[:300]}"
+    return "", ""
 
 
 def _finish(worker: _Running) -> BuildResult:
@@ -282,12 +277,12 @@ def _finish(worker: _Running) -> BuildResult:
     worker.pipe.close()
     _, status = os.waitpid(worker.pid, 0)
     if not in_time:
-        return BuildResult(number, "timeout", f"not built within {seconds:.0f} s", None, seconds)
+        return BuildResult(number, "timeout", f"not built within {seconds:.0f} s", seconds)
     if not data:
         reason = os.waitstatus_to_exitcode(status)
-        return BuildResult(number, "build", f"the compiler ended with {reason}", None, seconds)
-    kind, text, features = pickle.loads(data)
-    return BuildResult(number, kind, text, features, seconds)
+        return BuildResult(number, "build", f"the compiler ended with {reason}", seconds)
+    kind, text = pickle.loads(data)
+    return BuildResult(number, kind, text, seconds)
 
 
 def _write(stream: Any, item: Any) -> None:
