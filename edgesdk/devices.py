@@ -196,6 +196,14 @@ def parse_ssh_address(text: str) -> SshAddress:
     return SshAddress(host, user or None, int(port_text) if port_text else None)
 
 
+def ssh_address(device: Device) -> str:
+    """Returns the address of an SSH device as `parse_ssh_address` reads it."""
+    host = str(device.host)
+    if device.port is not None:
+        host = f"[{host}]:{device.port}" if ":" in host else f"{host}:{device.port}"
+    return f"{device.user}@{host}" if device.user else host
+
+
 def _absolute(value: str | None, what: str) -> str | None:
     if value is None:
         return None

@@ -17,6 +17,7 @@ from edgesdk.devices import (
     load_devices,
     parse_ssh_address,
     remove_device,
+    ssh_address,
 )
 from edgesdk.errors import ConfigError, UsageError
 
@@ -161,6 +162,8 @@ def test_a_wrong_file_is_refused_with_its_name(text: str, why: str) -> None:
 )
 def test_addresses(text: str, address: SshAddress) -> None:
     assert parse_ssh_address(text) == address
+    device = Device("x", "ssh", host=address.host, port=address.port, user=address.user)
+    assert parse_ssh_address(ssh_address(device)) == address
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -28,7 +29,7 @@ from edgesdk.deploy.transport.known_hosts import (
     judge,
 )
 from edgesdk.deploy.transport.ssh_config import SshSettings, resolve, settings_for
-from edgesdk.devices import Device
+from edgesdk.devices import Device, ssh_address
 from edgesdk.errors import ConfigError, DeviceUnreachableError
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _through_jump(
     config = Path(device.ssh_config).expanduser() if device.ssh_config else None
     hop = resolve(last, config=config)
     if before:
-        hop = SshSettings(**{**vars(hop), "proxy_jump": tuple(before), "proxy_command": None})
+        hop = dataclasses.replace(hop, proxy_jump=tuple(before), proxy_command=None)
     transport = _open(device, hop, connection, accepted=accepted, hops=hops + 1)
     _log_in(device, hop, transport)
     transport.set_keepalive(_KEEPALIVE_S)
@@ -254,7 +255,7 @@ def _host_key_error(
         return DeviceUnreachableError(
             f"{where} is unknown; its host key is {shown}",
             hint=f"if that is the board's key: edgesdk devices add {device.name} "
-            f"--ssh {device.host} --accept-key",
+            f"--ssh {ssh_address(device)} --accept-key",
         )
     file = settings.known_hosts_files[0] if settings.known_hosts_files else "known_hosts"
     if verdict == "revoked":
