@@ -32,3 +32,9 @@ def config_folder() -> Path:
     """Returns the user's configuration folder (`$XDG_CONFIG_HOME/edgesdk`)."""
     root = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(root) / "edgesdk"
+
+
+def data_home() -> Path:
+    """Returns the user's data folder (`$XDG_DATA_HOME/edgesdk`), for what took long to make."""
+    root = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(root) / "edgesdk"
