@@ -8,6 +8,7 @@ while the graph is built, and what remains are the nodes that run on the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from onnx import helper, numpy_helper
 
 # The operator set that the graph speaks: the youngest whose words the emitter knows.
 CORE_OPSET = 21
+# A tensor beyond this is a mistake in the shapes, not a model for a small device.
+LARGEST_TENSOR_BYTES = 8 * 2**30
 _OPSETS = [helper.make_opsetid("", CORE_OPSET)]
 # Constants up to this many elements are shown to shape inference (Reshape's shape, axes, ...).
 _SHAPE_DATA_LIMIT = 4096
@@ -114,6 +117,9 @@ class Builder:
         for index, (shape, dtype) in enumerate(infer(node, outputs)):
             if dtype.isbuiltin != 1 and 0 not in shape:
                 raise RefusedNodeError(f"its output is {dtype.name}, which is not supported")
+            size_bytes = math.prod(shape) * dtype.itemsize
+            if size_bytes > LARGEST_TENSOR_BYTES:
+                raise RefusedNodeError(f"its output takes {size_bytes / 2**30:.0f} GiB")
             out = Value(f"{op.lower()}_{index}", shape, dtype, producer=node)
             if out.size == 0:
                 out.const = np.empty(shape, dtype)

@@ -170,6 +170,7 @@ def load_all() -> None:
         repair_index,
         repair_microsoft,
         repair_more,
+        repair_norm,
         repair_quant,
         repair_resize,
         repair_rnn,

@@ -75,6 +75,8 @@ def _unsqueeze(op: Op) -> Repaired:
 @repairs("Transpose")
 def _transpose(op: Op) -> Repaired:
     perm = op.attr("perm") or list(range(op[0].rank))[::-1]
+    if sorted(perm) != list(range(op[0].rank)):
+        raise refuse(f"its permutation {perm} does not fit a tensor of {op[0].rank} dimensions")
     return op.b.transpose(op[0], perm)
 
 

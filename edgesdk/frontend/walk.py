@@ -17,7 +17,14 @@ from onnx import helper
 
 from edgesdk.errors import ModelError, UnsupportedModelError
 from edgesdk.frontend import control, repair
-from edgesdk.frontend.graph import Builder, Graph, RefusedNodeError, Value, prune
+from edgesdk.frontend.graph import (
+    Builder,
+    Graph,
+    RefusedNodeError,
+    Value,
+    element_type,
+    prune,
+)
 from edgesdk.frontend.load import LoadedModel, to_array
 from edgesdk.frontend.model import ValueHint
 
@@ -81,6 +88,13 @@ class Walker:
                 self.refused.append((info.name, "output", "it is a sequence, not a tensor"))
         if self.refused:
             raise _refusal(self.refused)
+        for info, value in zip(graph.output, outputs, strict=True):
+            declared = info.type.tensor_type.elem_type
+            if declared and declared != element_type(value.dtype):
+                raise ModelError(
+                    f"the output {info.name!r} is {value.dtype.name}, and declared as another type",
+                    hint="the model is inconsistent: export it again",
+                )
         result = Graph(list(inputs.values()), outputs, self.b.nodes)
         prune(result)
         return result
@@ -246,6 +260,7 @@ _MALFORMED = (
     AssertionError,
     AttributeError,
     LookupError,
+    MemoryError,
     TypeError,
     ValueError,
 )
