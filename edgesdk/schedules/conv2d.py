@@ -277,7 +277,7 @@ def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
 
 def _schedule_direct(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
     problem = _problem(sch, conv)
-    out = tiles.gather_epilogue(sch, conv)
+    out = tiles.gather_epilogue(sch, conv, lanes(profile))
     n, o, p, b = sch.get_loops(out)
     oo, oi = sch.split(o, [None, knobs["blocks"]])
     y, xo, xi = sch.split(p, [None, problem.columns // knobs["columns"], knobs["columns"]])
@@ -322,7 +322,7 @@ def _depthwise_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
 
 def _schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
     problem = _problem(sch, conv)
-    out = tiles.gather_epilogue(sch, conv)
+    out = tiles.gather_epilogue(sch, conv, lanes(profile))
     n, c, p, b = sch.get_loops(out)
     y, xo, xi = sch.split(p, [None, problem.columns // knobs["columns"], knobs["columns"]])
     task = sch.fuse(n, c, y)

@@ -77,7 +77,7 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
     """A tile of rows times one panel in registers; "order" 0: panel by panel, 1: row by row."""
     rows, width, _ = _vectors(sch, block, profile)
     terms = tiles.reduction_size(sch, block)
-    out = tiles.gather_epilogue(sch, block)
+    out = tiles.gather_epilogue(sch, block, lanes(profile))
     i, j = sch.get_loops(out)[-2:]
     columns = tiles.extent(sch, j)
     io, ii = sch.split(i, [None, knobs["rows"]])

@@ -61,11 +61,11 @@ def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
     block = _only_sum(sch, blocks)
     if all(_is_map(sch, b) for b in blocks):
         for each in blocks:
-            _schedule_map(sch, each, profile)
+            tiles.schedule_map(sch, each, lanes(profile))
     elif block is not None:
         for each in blocks[: _position(sch, blocks, block)]:
-            _schedule_map(sch, each, profile)
-        _schedule_sum(sch, block, knobs)
+            tiles.schedule_map(sch, each, lanes(profile))
+        _schedule_sum(sch, block, profile, knobs)
     else:
         _schedule_rows(sch, blocks, profile)
     return sch.mod["main"]
@@ -148,38 +148,13 @@ def _spatial_loops(sch: Any, block: Any) -> list[Any]:
     return loops[: len(loops) - tiles.reduction_rank(sch, block)]
 
 
-def _schedule_map(sch: Any, block: Any, profile: TargetProfile) -> None:
-    loops = sch.get_loops(block)
-    if not loops:
-        return
-    work = tiles.work(sch, block)
-    *outer, inner = loops
-    inner = _vectorize(sch, inner, lanes(profile)) or inner
-    if work < tiles.PARALLEL_WORK:
-        return
-    outer = outer or [inner]
-    sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
-
-
-def _vectorize(sch: Any, loop: Any, vector: int) -> Any | None:
-    """Turns `loop` into vectors; returns the loop that remains around them, if any."""
-    size = tiles.extent(sch, loop)
-    if size % vector == 0 and size > vector:
-        outer, inner = sch.split(loop, [None, vector])
-        sch.vectorize(inner)
-        return outer
-    if size == vector:
-        sch.vectorize(loop)
-    return None
-
-
-def _schedule_sum(sch: Any, block: Any, knobs: Knobs) -> None:
+def _schedule_sum(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
     """One sum and its epilogue: a tile of rows times vectors of sums in registers."""
     spatial = len(_spatial_loops(sch, block))
     if spatial == 0:
         return
     work = tiles.work(sch, block)
-    out = tiles.gather_epilogue(sch, block)
+    out = tiles.gather_epilogue(sch, block, lanes(profile))
     loops = sch.get_loops(out)
     width = knobs["columns"]
     column, lane = sch.split(loops[-1], [None, width])
@@ -230,7 +205,7 @@ def _schedule_rows(sch: Any, blocks: list[Any], profile: TargetProfile) -> None:
     if shared == 0:
         for block in blocks:
             if _is_map(sch, block):
-                _schedule_map(sch, block, profile)
+                tiles.schedule_map(sch, block, lanes(profile))
         return
     loops = sch.get_loops(out)
     if shared == len(loops):
@@ -242,6 +217,6 @@ def _schedule_rows(sch: Any, blocks: list[Any], profile: TargetProfile) -> None:
         sch.compute_at(block, row, preserve_unit_loops=True)
     for block in blocks:
         if _is_map(sch, block):
-            _vectorize(sch, sch.get_loops(block)[-1], lanes(profile))
+            tiles.vectorize(sch, sch.get_loops(block)[-1], lanes(profile))
     if work >= tiles.PARALLEL_WORK:
         sch.parallel(row)

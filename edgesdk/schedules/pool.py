@@ -7,6 +7,7 @@ from typing import Any
 from edgesdk.frontend.kernels import extreme, lowest
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
+from edgesdk.schedules.hardware import lanes
 from edgesdk.schedules.template import Knobs, Template
 
 POOL = "pool2d"
@@ -107,7 +108,7 @@ def global_mean_nchwc(data: Any) -> Any:
 def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
     """One vector of sums per output pixel, the window inside."""
     row = int(sch.get(block).annotations["edgesdk.row"])
-    out = tiles.gather_epilogue(sch, block)
+    out = tiles.gather_epilogue(sch, block, lanes(profile))
     n, c, p, lane = sch.get_loops(out)
     y, x = sch.split(p, [None, row])
     task = sch.fuse(n, c, y)

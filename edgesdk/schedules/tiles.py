@@ -11,20 +11,62 @@ PARALLEL_WORK = 32 * 1024
 REDUCE = 2  # IterVar's iter_type of a reduction axis
 
 
-def gather_epilogue(sch: Any, block: Any) -> Any:
+def gather_epilogue(sch: Any, block: Any, vector: int) -> Any:
     """Makes one block of everything that follows `block` and returns it: it writes the output.
 
     Bias, activation and residual are inlined into it. A kernel that has none gets a block that
-    only copies, so that the sums can stay in registers until they are complete.
+    only copies, so that the sums can stay in registers until they are complete. Where a follower
+    spreads the result over a larger tensor (a channel's scale over its pixels), the sums are
+    complete before it begins: it is scheduled on its own, with vectors of `vector` lanes.
     """
     name = sch.get(block).name_hint
     order = [sch.get(child).name_hint for child in sch.get_child_blocks(sch.get_sblock("root"))]
     followers = order[order.index(name) + 1 :]
-    if not followers:
-        return sch.cache_write(block, 0, "local")
-    for follower in followers[:-1]:
+    size = _spatial_size(sch, block)
+    # Panels of a matrix product are rounded up, so what follows may be smaller.
+    same = [f for f in followers if _spatial_size(sch, sch.get_sblock(f)) <= size]
+    larger = followers[len(same) :]
+    if followers[: len(same)] != same:
+        raise ValueError("a kernel whose tensors grow and shrink again")
+    for follower in (*same[:-1], *larger[:-1]):
         sch.compute_inline(sch.get_sblock(follower))
-    return sch.get_sblock(followers[-1])
+    if larger:
+        schedule_map(sch, sch.get_sblock(larger[-1]), vector)
+    return sch.get_sblock(same[-1]) if same else sch.cache_write(block, 0, "local")
+
+
+def schedule_map(sch: Any, block: Any, vector: int) -> None:
+    """Schedules an element-wise block: threads over its outer loops, vectors along the last."""
+    loops = sch.get_loops(block)
+    if not loops:
+        return
+    size = work(sch, block)
+    *outer, inner = loops
+    inner = vectorize(sch, inner, vector) or inner
+    if size < PARALLEL_WORK:
+        return
+    outer = outer or [inner]
+    sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+
+
+def vectorize(sch: Any, loop: Any, vector: int) -> Any | None:
+    """Turns `loop` into vectors; returns the loop that remains around them, if any."""
+    size = extent(sch, loop)
+    if size % vector == 0 and size > vector:
+        outer, inner = sch.split(loop, [None, vector])
+        sch.vectorize(inner)
+        return outer
+    if size == vector:
+        sch.vectorize(loop)
+    return None
+
+
+def _spatial_size(sch: Any, block: Any) -> int:
+    size = 1
+    for var in sch.get(block).iter_vars:
+        if int(var.iter_type) != REDUCE:
+            size *= int(var.dom.extent)
+    return size
 
 
 def extent(sch: Any, loop: Any) -> int:
