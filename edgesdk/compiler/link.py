@@ -1,7 +1,7 @@
-"""edgert and the generated code into one shared library, and the launcher beside it.
+"""edgert and the generated code into one shared library, and the programs beside it.
 
-edgert's objects and the launcher do not depend on the model: they are built once per toolchain and
-kept in the user's cache folder.
+edgert's objects, the launcher and the measuring agent do not depend on the model: they are built
+once per toolchain and kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _CXX_FLAGS = (
 _DEFINES = {"EDGESDK_BUILDING_LIBRARY": ""}
 # The pool's threads run this library's code until the process ends: it must never be unmapped.
 _LINK_FLAGS = ("-Wl,-z,nodelete", "-Wl,-Bsymbolic")
+# What candidates need of edgert, the agent has; the rest of edgert runs whole models.
+_AGENT_EDGERT = ("executor", "platform", "thread_pool", "tvm_symbols")
 
 
 def include_folders() -> tuple[Path, ...]:
@@ -71,12 +73,30 @@ def edgert_objects(toolchain: Toolchain) -> list[Path]:
 def launcher(toolchain: Toolchain) -> Path:
     """Returns the launcher executable for `toolchain`, from the cache or freshly built."""
     folder = data_folder("device_scripts") / "launcher"
-    objects = [_cached_object(source, toolchain) for source in sorted(folder.glob("*.cc"))]
-    path = objects[0].parent / "edgesdk-run"
+    return _cached_program("edgesdk-run", sorted(folder.glob("*.cc")), toolchain)
+
+
+def agent(toolchain: Toolchain) -> Path:
+    """Returns the measuring agent's executable for `toolchain`, from the cache or freshly built."""
+    scripts = data_folder("device_scripts")
+    sources = [
+        *sorted((scripts / "agent").glob("*.cc")),
+        scripts / "launcher" / "npy.cc",
+        *(scripts / "edgert" / f"{name}.cc" for name in _AGENT_EDGERT),
+    ]
+    # Candidates call functions of the program that loads them.
+    return _cached_program("edgesdk-agent", sources, toolchain, flags=("-rdynamic",))
+
+
+def _cached_program(
+    name: str, sources: Sequence[Path], toolchain: Toolchain, *, flags: Sequence[str] = ()
+) -> Path:
+    objects = [_cached_object(source, toolchain) for source in sources]
+    path = objects[0].parent / name
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-            fresh = Path(temporary) / path.name
-            toolchain.link_executable(objects, fresh)
+            fresh = Path(temporary) / name
+            toolchain.link_executable(objects, fresh, flags=flags)
             toolchain.strip(fresh)
             fresh.replace(path)
     return path
