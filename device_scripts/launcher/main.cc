@@ -81,6 +81,24 @@ double NowMs() {
   return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
 }
 
+// The most memory that was resident. Not getrusage's ru_maxrss where that can be helped: it counts
+// what the process that started this one had before exec, too.
+long long PeakRssBytes() {
+  long long kib = 0;
+  FILE* file = fopen("/proc/self/status", "r");
+  char line[256];
+  while (file != nullptr && kib == 0 && fgets(line, sizeof(line), file) != nullptr) {
+    if (strncmp(line, "VmHWM:", 6) == 0) kib = strtoll(line + 6, nullptr, 10);
+  }
+  if (file != nullptr) fclose(file);
+  if (kib == 0) {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    kib = usage.ru_maxrss;
+  }
+  return kib * 1024;
+}
+
 bool ParseCount(const char* text, int minimum, int* value) {
   char* end = nullptr;
   long number = strtol(text, &end, 10);
@@ -465,9 +483,7 @@ class Session {
     api_->memory(model_, &memory);
     printf(", \"memory\": {\"weights_bytes\": %zu, \"activations_bytes\": %zu, \"io_bytes\": %zu, ",
            memory.weights_bytes, memory.activations_bytes, memory.io_bytes);
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    printf("\"peak_rss_bytes\": %lld}}\n", static_cast<long long>(usage.ru_maxrss) * 1024);
+    printf("\"peak_rss_bytes\": %lld}}\n", PeakRssBytes());
   }
 
   void PrintText() {

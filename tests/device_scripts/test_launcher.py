@@ -116,6 +116,14 @@ def test_times_and_layers(run: Callable[..., CommandResult], x: Path) -> None:
     assert "scale of x" in text and "(5 runs)" in text
 
 
+def test_peak_memory_is_its_own(build: Callable[[str], Build]) -> None:
+    """Whoever starts it may be large: this process is, for a moment."""
+    made = build("plain")
+    ballast = np.ones(200_000_000, np.uint8)
+    report = json.loads(made.run(made.launcher, made.library("model_no_inputs"), "--json").stdout)
+    assert ballast.nbytes > 10 * report["memory"]["peak_rss_bytes"] > 10_000_000
+
+
 def golden(folder: Path, x: Path, y: np.ndarray) -> Path:
     np.save(folder / "input_0.npy", np.load(x))
     np.save(folder / "output_0.npy", y)
