@@ -67,11 +67,12 @@ class Cli:
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """The command line in an empty folder, without devices and profiles of the user."""
+    """The command line in an empty folder, without devices, profiles and records of the user."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("EDGESDK_DEBUG", raising=False)

@@ -18,7 +18,7 @@ import typer.core
 
 import edgesdk
 from edgesdk import console
-from edgesdk.cli import build, deploy, devices
+from edgesdk.cli import build, deploy, devices, records
 from edgesdk.errors import EdgeSdkError, UnsupportedModelError, UsageError
 
 PROGRAM = "edgesdk"
@@ -48,6 +48,7 @@ _ORDER = (
     "run",
     "bench",
     "verify",
+    "records",
 )
 
 
@@ -98,6 +99,7 @@ def root(
 build.register(app)
 devices.register(app)
 deploy.register(app)
+records.register(app)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgesdk import console
-from edgesdk.cli.options import AsJson, Device, Target
+from edgesdk.cli.options import AsJson, Device, Target, goes_on
 from edgesdk.errors import DeviceMismatchError, EdgeSdkError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def targets(context: typer.Context, as_json: AsJson = False) -> None:
     """List the targets that a model can be compiled for."""
     from edgesdk.profiles import load_target, target_names
 
-    if _goes_on(context, as_json):
+    if goes_on(context, as_json):
         return
     profiles = [load_target(name) for name in target_names()]
     if as_json:
@@ -89,7 +89,7 @@ def devices(context: typer.Context, as_json: AsJson = False) -> None:
     """List the devices; `local` is this machine."""
     from edgesdk.devices import load_devices
 
-    if _goes_on(context, as_json):
+    if goes_on(context, as_json):
         return
     entries = list(load_devices().values())
     if as_json:
@@ -367,18 +367,6 @@ def _fact_rows(facts: DeviceFacts) -> list[tuple[str, str]]:
         ("temperature", temperature),
         ("throttled", facts.throttled or ""),
     ]
-
-
-def _goes_on(context: typer.Context, as_json: bool) -> bool:
-    """Whether a command of the group follows, which then is what was meant."""
-    if context.invoked_subcommand is None:
-        return False
-    if as_json:
-        raise UsageError(
-            "--json stands before the command",
-            hint=f"{context.command_path} {context.invoked_subcommand} ... --json",
-        )
-    return True
 
 
 def _address(device: DeviceEntry) -> str:

@@ -73,6 +73,21 @@ class Chosen:
     model: Path | None
 
 
+def goes_on(context: typer.Context, as_json: bool) -> bool:
+    """Whether a command of the group follows, which then is what was meant.
+
+    Raises UsageError when --json stands before it.
+    """
+    if context.invoked_subcommand is None:
+        return False
+    if as_json:
+        raise UsageError(
+            "--json stands before the command",
+            hint=f"{context.command_path} {context.invoked_subcommand} ... --json",
+        )
+    return True
+
+
 def choose_bundle(bundle: Path | None, target: str | None, device: str | None) -> Chosen:
     """Finds what a command means, from its arguments and then from the project file.
 

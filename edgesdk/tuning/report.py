@@ -152,7 +152,7 @@ def _network(state: SessionState, trials: Sequence[TrialRecord]) -> str:
     return (
         "<section><h2>Latency of the network</h2>"
         '<p class="soft small">Estimated from its layers, against the number of trials</p>'
-        f"{chart}</section>"
+        f'<div class="scroll">{chart}</div></section>'
     )
 
 
@@ -186,7 +186,8 @@ def _final(final: FinalLatency) -> str:
         "<section><h2>Measured latency</h2>"
         '<p class="soft small">The whole network on the device, untuned and tuned in turns;'
         " the bar is the median. Largest error of the tuned outputs:"
-        f" {final.max_relative_error:.2g} relative. {verdict}</p>{chart}"
+        f" {final.max_relative_error:.2g} relative. {verdict}</p>"
+        f'<div class="scroll">{chart}</div>'
         '<div class="scroll"><table><tr><th></th><th class="right">median</th>'
         '<th class="right">minimum</th><th class="right">p90</th>'
         '<th class="right">(p90 - min) / median</th><th class="right">runs</th></tr>'

@@ -25,6 +25,12 @@ COMMANDS = (
     "run",
     "bench",
     "verify",
+    "records",
+    "records list",
+    "records export",
+    "records import",
+    "records merge",
+    "records prune",
 )
 
 _HEAVY = ("tvm", "onnx", "onnxruntime", "numpy", "paramiko", "rich")
@@ -44,7 +50,9 @@ def test_help_of_each_command(cli: Cli, command: str) -> None:
     assert said.code == 0 and said.err == ""
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("targets", "devices")])
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c not in ("targets", "devices", "records")]
+)
 def test_every_command_takes_json(cli: Cli, command: str) -> None:
     assert "--json" in cli(*command.split(), "--help").out
 
