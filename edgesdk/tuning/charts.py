@@ -14,6 +14,11 @@ from html import escape
 _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 46, 12, 10, 30
 
 
+def safe(text: str) -> str:
+    """Returns `text` for use inside HTML, also where a device sent bytes that are no text."""
+    return escape("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text))
+
+
 @dataclass(frozen=True)
 class Series:
     """Points (x, y) that belong together. `css` is their class: its stroke is their colour."""
@@ -113,7 +118,7 @@ def spread_chart(*, label: str, rows: Sequence[tuple[str, Series]], width: int =
 
 def _svg(width: int, height: int, label: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe(label)}">'
         f"{''.join(parts)}</svg>"
     )
 
@@ -151,7 +156,7 @@ def _path(css: str, commands: Sequence[str]) -> str:
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{safe(text)}</text>'
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

@@ -10,11 +10,10 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 
 from edgesdk.console import time_text
-from edgesdk.tuning.charts import Series, search_chart, spread_chart
+from edgesdk.tuning.charts import Series, safe, search_chart, spread_chart
 from edgesdk.tuning.files import replacing
 from edgesdk.tuning.live import duration_text, errors_text
 from edgesdk.tuning.state import FinalLatency, SessionState, TaskState
@@ -57,9 +56,9 @@ def render_report(
     written = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M:%S UTC")
     tasks = sorted(state.tasks, key=lambda task: task.share, reverse=True)
     body = [
-        f"<h1>{_text(state.model)}</h1>",
-        f'<p class="soft">tuned for {_text(state.target)} on {_text(state.device)};'
-        f" {_text(state.phase)}, written {written}</p>",
+        f"<h1>{safe(state.model)}</h1>",
+        f'<p class="soft">tuned for {safe(state.target)} on {safe(state.device)};'
+        f" {safe(state.phase)}, written {written}</p>",
         _numbers(state, trials),
         _network(state, trials),
         _final(state.final) if state.final is not None else "",
@@ -73,7 +72,7 @@ def render_report(
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(state.model)} for {_text(state.target)}: tuning</title>\n"
+        f"<title>{safe(state.model)} for {safe(state.target)}: tuning</title>\n"
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
@@ -91,7 +90,7 @@ def latency_history(
     best: dict[str, float] = {}
     calls = {task.workload: task.calls for task in tasks}
     for task in tasks:
-        if task.baseline_ms is not None:
+        if task.baseline_ms:
             best[task.workload] = task.baseline_ms
     for trial in trials:
         if trial.ok and trial.workload in calls:
@@ -115,10 +114,10 @@ def _numbers(state: SessionState, trials: Sequence[TrialRecord]) -> str:
         tuned, untuned = (
             statistics.median(ms) for ms in (state.final.tuned_ms, state.final.untuned_ms)
         )
-        cells.append((f"{state.final.gain:.2f}x faster", "measured on the device"))
+        cells.append((_gain(state.final.gain), "measured on the device"))
         cells.append((time_text(tuned), f"latency; untuned {time_text(untuned)}"))
     elif state.gain is not None and state.latency_ms and state.baseline_latency_ms:
-        cells.append((f"{state.gain:.2f}x faster", "estimated so far"))
+        cells.append((_gain(state.gain), "estimated so far"))
         before = time_text(state.baseline_latency_ms)
         cells.append((time_text(state.latency_ms), f"latency, estimated; untuned {before}"))
     limit = "" if state.trial_limit is None else f" of {state.trial_limit}"
@@ -130,8 +129,8 @@ def _numbers(state: SessionState, trials: Sequence[TrialRecord]) -> str:
         slowed = ", slowed down by heat or power" if state.throttled else ""
         cells.append((f"{state.temperature_c:.0f} °C", f"device{slowed}"))
     boxes = [
-        f'<div class="number{" first" if number == 0 else ""}"><b>{_text(value)}</b>'
-        f'<span class="soft small">{_text(meaning)}</span></div>'
+        f'<div class="number{" first" if number == 0 else ""}"><b>{safe(value)}</b>'
+        f'<span class="soft small">{safe(meaning)}</span></div>'
         for number, (value, meaning) in enumerate(cells)
     ]
     return f'<div class="numbers">{"".join(boxes)}</div>'
@@ -170,7 +169,7 @@ def _final(final: FinalLatency) -> str:
             + "</tr>"
         )
     chart = spread_chart(
-        label=f"latencies of the network, tuned {final.gain:.2f} times faster",
+        label=f"latencies of the network: tuned is {_gain(final.gain)}",
         rows=[
             ("untuned", Series("untuned", [(0, ms) for ms in final.untuned_ms])),
             ("tuned", Series("best", [(0, ms) for ms in final.tuned_ms])),
@@ -209,9 +208,9 @@ def _layers(tasks: Sequence[TaskState]) -> str:
             for css, ms in (("before", task.baseline_ms), ("after", task.best_ms))
             if ms is not None and longest > 0
         )
-        note = f'<br><span class="soft small">{_text(task.note)}</span>' if task.note else ""
+        note = f'<br><span class="soft small">{safe(task.note)}</span>' if task.note else ""
         rows.append(
-            f'<tr><td class="name">{_text(task.name)}{note}</td>'
+            f'<tr><td class="name">{safe(task.name)}{note}</td>'
             + _right(str(task.calls), f"{task.share:.1%}", str(task.trials))
             + _right(_time(task.baseline_ms), _time(task.best_ms))
             + _right(
@@ -257,7 +256,7 @@ def _histories(tasks: Sequence[TaskState], by_task: Mapping[str, list[TrialRecor
         if trials and chart:
             best = f"best {time_text(steps[-1][1])}" if steps else "none was valid"
             charts.append(
-                f'<div><h3>{_text(task.name)} <span class="soft small">{best}</span></h3>'
+                f'<div><h3>{safe(task.name)} <span class="soft small">{best}</span></h3>'
                 f"{chart}</div>"
             )
     if not charts:
@@ -284,14 +283,14 @@ def _failures(trials: Sequence[TrialRecord]) -> str:
         example = group[0]
         said = example.error[:_LONGEST_ERROR] or f"samples: {example.samples_s}"
         rows.append(
-            f"<tr><td>{_text(kind)}</td>{_right(str(len(group)))}"
-            f'<td class="name">{_text(example.kernel)}<br>'
-            f"<code>{_text(canonical(example.candidate))}</code></td>"
-            f"<td><pre>{_text(said)}</pre></td></tr>"
+            f"<tr><td>{safe(kind)}</td>{_right(str(len(group)))}"
+            f'<td class="name">{safe(example.kernel)}<br>'
+            f"<code>{safe(canonical(example.candidate))}</code></td>"
+            f"<td><pre>{safe(said)}</pre></td></tr>"
         )
     counts = Counter({kind: len(group) for kind, group in failed.items()})
     return (
-        f'<section><h2>Failures</h2><p class="soft small">{_text(errors_text(counts))}, out of'
+        f'<section><h2>Failures</h2><p class="soft small">{safe(errors_text(counts))}, out of'
         f" {len(trials)} trials; the first of each kind</p>"
         '<div class="scroll"><table><tr><th>kind</th><th class="right">trials</th><th>kernel and'
         f" candidate</th><th>what was said</th></tr>{''.join(rows)}</table></div></section>"
@@ -304,12 +303,12 @@ def _schedules(tasks: Sequence[TaskState], by_task: Mapping[str, list[TrialRecor
         won = winner(by_task[task.workload])
         if won is None and not task.schedule:
             continue
-        candidate = "" if won is None else f"<code>{_text(canonical(won.candidate))}</code>"
+        candidate = "" if won is None else f"<code>{safe(canonical(won.candidate))}</code>"
         script = task.schedule
         if len(script) > _LONGEST_SCHEDULE:
             script = script[:_LONGEST_SCHEDULE] + "\n# cut off here"
-        pre = f"<pre>{_text(script)}</pre>" if script else ""
-        blocks.append(f"<details><summary>{_text(task.name)}</summary>{candidate}{pre}</details>")
+        pre = f"<pre>{safe(script)}</pre>" if script else ""
+        blocks.append(f"<details><summary>{safe(task.name)}</summary>{candidate}{pre}</details>")
     if not blocks:
         return ""
     return (
@@ -322,9 +321,9 @@ def _environment(environment: Environment) -> str:
     blocks = []
     for title, values in environment.items():
         rows = "".join(
-            f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in values.items()
+            f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in values.items()
         )
-        blocks.append(f"<div><h3>{_text(title)}</h3><dl>{rows}</dl></div>")
+        blocks.append(f"<div><h3>{safe(title)}</h3><dl>{rows}</dl></div>")
     if not blocks:
         return ""
     return (
@@ -344,12 +343,16 @@ def _kind(trial: TrialRecord) -> str:
     return trial.error_kind or "impossible time"
 
 
+def _gain(gain: float) -> str:
+    return f"{gain:.2f}x faster" if gain >= 1 else f"{1 / gain:.2f}x slower"
+
+
 def _time(milliseconds: float | None) -> str:
     return "" if milliseconds is None else time_text(milliseconds)
 
 
 def _right(*cells: str) -> str:
-    return "".join(f'<td class="right">{_text(cell)}</td>' for cell in cells)
+    return "".join(f'<td class="right">{safe(cell)}</td>' for cell in cells)
 
 
 def _quantile(samples: Sequence[float], part: float) -> float:
@@ -358,11 +361,3 @@ def _quantile(samples: Sequence[float], part: float) -> float:
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
-def _text(text: str) -> str:
-    """`text` safe inside HTML, also where a device sent bytes that are no text."""
-    kept = "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
-    return escape(kept)

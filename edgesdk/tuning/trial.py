@@ -104,11 +104,12 @@ def winner(trials: Iterable[TrialRecord]) -> TrialRecord | None:
 
     What is compared is the median over the samples of all its ok trials, so that measuring a
     candidate again corrects one that was lucky; the record that is returned has all of them. A
-    candidate whose newest trial failed, unless through the device, cannot win.
+    candidate whose newest trial failed cannot win; trials that failed through the device, or whose
+    time cannot be true, say nothing.
     """
     by_candidate: dict[str, list[TrialRecord]] = {}
     for trial in trials:
-        if trial.error_kind != DEVICE_ERROR:
+        if trial.ok or trial.error_kind not in ("", DEVICE_ERROR):
             by_candidate.setdefault(canonical(trial.candidate), []).append(trial)
     best = None
     for group in by_candidate.values():
@@ -116,6 +117,7 @@ def winner(trials: Iterable[TrialRecord]) -> TrialRecord | None:
         if newest.ok:
             samples = tuple(s for trial in group if trial.ok for s in trial.samples_s)
             pooled = replace(newest, samples_s=samples)
+            # Samples that cannot be true count here, too: many of them make it infinitely slow.
             if pooled.ok and (best is None or pooled.cost_s < best.cost_s):
                 best = pooled
     return best

@@ -224,6 +224,7 @@ def test_a_candidate_that_failed_when_measured_again_is_out(records: Records) ->
     records.add(trial(1e-3, tile=1, created=1))
     records.add(trial(2e-3, tile=2, created=2))
     records.add(trial(tile=1, created=3, error_kind="device", error="rebooted"))
+    records.add(trial(0.0, 0.0, tile=1, created=3.5))
     assert _best_tile(records) == 1
     records.add(trial(tile=1, created=4, error_kind="wrong"))
     assert _best_tile(records) == 2
