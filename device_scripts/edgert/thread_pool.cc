@@ -103,13 +103,15 @@ int ThreadPool::Launch(ParallelLambda lambda, void* data, int num_task, int max_
   }
   lambda_ = lambda;
   data_ = data;
-  env_.num_task = num_task > 0 ? num_task : participants;
-  participants_ = participants;
+  num_task_ = num_task > 0 ? num_task : participants;
   result_.store(0, std::memory_order_relaxed);
-  running_.store(participants - 1, std::memory_order_relaxed);
+  unfinished_.store(num_task_, std::memory_order_relaxed);
+  // Publishes the loop to whoever claims a task of it.
+  uint64_t loop = (unclaimed_.load(std::memory_order_relaxed) >> 32) + 1;
+  unclaimed_.store(loop << 32 | static_cast<uint32_t>(num_task_), std::memory_order_release);
   GiveTickets(participants);
-  RunTasks(0);
-  WaitForWorkers();
+  RunTasks();
+  WaitForTasks();
   int result = result_.load(std::memory_order_relaxed);
   if (result != 0) KernelError::Set(failure_);
   busy_.Unlock();
@@ -132,17 +134,35 @@ void ThreadPool::GiveTickets(int participants) {
   }
 }
 
-void ThreadPool::RunTasks(int first) {
-  for (int task = first; task < env_.num_task; task += participants_) {
-    int result = lambda_(task, &env_, data_);
-    if (result == 0) continue;
+// Claims tasks and runs them until none is left to claim.
+void ThreadPool::RunTasks() {
+  uint64_t unclaimed = unclaimed_.load(std::memory_order_acquire);
+  while (static_cast<uint32_t>(unclaimed) != 0) {
+    // Fails if the loop is another one by now: its number is part of the value.
+    if (!unclaimed_.compare_exchange_weak(unclaimed, unclaimed - 1, std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
+      continue;
+    }
+    RunTask(num_task_ - static_cast<int>(static_cast<uint32_t>(unclaimed)));
+    unclaimed = unclaimed_.load(std::memory_order_acquire);
+  }
+}
+
+void ThreadPool::RunTask(int task) {
+  ParallelEnv env{nullptr, num_task_};
+  // After a failure the rest of the loop is of no use.
+  if (result_.load(std::memory_order_relaxed) == 0) {
+    int result = lambda_(task, &env, data_);
     int expected = 0;
-    // The launcher reads the message after this worker's release of running_.
-    if (result_.compare_exchange_strong(expected, result)) {
+    // The launcher reads the message after this task's release of unfinished_.
+    if (result != 0 && result_.compare_exchange_strong(expected, result)) {
       snprintf(failure_, sizeof(failure_), "%s", KernelError::Message());
     }
-    KernelError::Clear();
-    return;
+    if (result != 0) KernelError::Clear();
+  }
+  if (unfinished_.fetch_sub(1) == 1 && launcher_sleeps_.load()) {
+    MutexLock lock(finished_mutex_);
+    finished_.NotifyAll();
   }
 }
 
@@ -153,13 +173,10 @@ void* ThreadPool::WorkerMain(void* worker) {
 }
 
 void ThreadPool::WorkerLoop(Worker* worker) {
-  // No ticket is given before the last one was used, so this never falls behind.
-  for (uint32_t seen = 0; WaitForTicket(worker, seen); ++seen) {
-    RunTasks(worker->index);
-    if (running_.fetch_sub(1) == 1 && launcher_sleeps_.load()) {
-      MutexLock lock(finished_mutex_);
-      finished_.NotifyAll();
-    }
+  // A worker that comes late may find several tickets, and nothing left to do.
+  for (uint32_t seen = 0; WaitForTicket(worker, seen);) {
+    seen = worker->ticket.load(std::memory_order_acquire);
+    RunTasks();
   }
 }
 
@@ -175,12 +192,12 @@ bool ThreadPool::WaitForTicket(Worker* worker, uint32_t seen) {
   return !stopping_.load();
 }
 
-void ThreadPool::WaitForWorkers() {
-  auto done = [this] { return running_.load(std::memory_order_acquire) == 0; };
+void ThreadPool::WaitForTasks() {
+  auto done = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
   if (SpinUntil(done, spin_ns_)) return;
   MutexLock lock(finished_mutex_);
   launcher_sleeps_.store(true);
-  while (running_.load() != 0) finished_.Wait(finished_mutex_);
+  while (unfinished_.load() != 0) finished_.Wait(finished_mutex_);
   launcher_sleeps_.store(false);
 }
 

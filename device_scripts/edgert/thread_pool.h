@@ -1,6 +1,8 @@
 // thread_pool.h: runs one parallel loop at a time over a fixed set of threads.
 //
-// Each participant gets one task of a static partition, as TVM's generated code expects. Between
+// A loop is cut into one task for each participant, as TVM's generated code expects; whoever comes
+// first takes the next task, the launching thread included, so that a worker which the system does
+// not run in time (another program has its CPU) costs a little speed and not a time slice. Between
 // loops the workers spin for a bounded time (a network is a rapid sequence of short loops), then
 // sleep. A loop that needs fewer threads than there are neither wakes nor waits for the others.
 #ifndef EDGERT_THREAD_POOL_H_
@@ -62,8 +64,9 @@ class ThreadPool {
   void WorkerLoop(Worker* worker);
   bool WaitForTicket(Worker* worker, uint32_t seen);
   void GiveTickets(int participants);
-  void RunTasks(int first);
-  void WaitForWorkers();
+  void RunTasks();
+  void RunTask(int task);
+  void WaitForTasks();
 
   int num_threads_;
   uint64_t spin_ns_;
@@ -71,16 +74,19 @@ class ThreadPool {
 
   Mutex busy_;  // held during a launch
 
-  // The loop being run. Written by the launcher before it gives the tickets, read by the workers
-  // that got one; a launch ends only when all of these are done.
+  // The loop being run. Written by the launcher while no task can be claimed, read by whoever has
+  // claimed one; a launch ends only when every task is done.
   ParallelLambda lambda_ = nullptr;
   void* data_ = nullptr;
-  ParallelEnv env_{nullptr, 0};
-  int participants_ = 0;
+  int num_task_ = 0;
 
-  alignas(kAlignment) std::atomic<int> running_{0};  // workers that have not finished the loop
-  std::atomic<int> result_{0};                       // first non-zero result of a task
-  char failure_[KernelError::kBytes];                // its message
+  // Upper half: the number of the loop; lower half: its tasks that nobody has claimed yet. The
+  // launcher claims tasks like everyone else, so it never waits for a worker that the system has
+  // not got round to running, only for one that has begun.
+  alignas(kAlignment) std::atomic<uint64_t> unclaimed_{0};
+  alignas(kAlignment) std::atomic<int> unfinished_{0};  // tasks of the loop that are not done
+  std::atomic<int> result_{0};                          // first non-zero result of a task
+  char failure_[KernelError::kBytes];                   // its message
   std::atomic<bool> stopping_{false};
   std::atomic<bool> launcher_sleeps_{false};
   Mutex finished_mutex_;
