@@ -51,6 +51,7 @@ void Fields::Bytes(void* to, size_t size) {
     left_ = 0;
     return;
   }
+  if (size == 0) return;  // memcpy must not be given NULL, not even for no bytes
   memcpy(to, data_, size);
   data_ += size;
   left_ -= size;

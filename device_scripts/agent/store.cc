@@ -79,8 +79,9 @@ const char* Store::Put(Fields fields) {
   if (blob->total != total || offset != blob->received || fields.left() > total - offset) {
     return "the parts of a put do not fit together";
   }
-  if (blob->data != nullptr) memcpy(blob->data + offset, fields.rest(), fields.left());
-  blob->received += fields.left();
+  size_t size = fields.left();
+  if (blob->data != nullptr) fields.Bytes(blob->data + offset, size);
+  blob->received += size;
   return nullptr;
 }
 

@@ -12,6 +12,7 @@ PROGRAMS = (
     "test_executor",
     "test_cpu_features",
     "test_npy",
+    "test_agent_parts",
     "test_model_api",
 )
 KINDS = ("plain", "asan", "tsan", "rpi4", "rpi4-32")
