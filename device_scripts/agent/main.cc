@@ -350,12 +350,17 @@ class Agent {
     } else if (WIFSIGNALED(status)) {
       snprintf(text, sizeof(text), "ended by signal %d (%s) %s", WTERMSIG(status),
                strsignal(WTERMSIG(status)), where);
-      Report(Failure::kCrash, text);
+      Report(CrashKind(), text);
     } else {
       snprintf(text, sizeof(text), "it ended its process with exit code %d %s", WEXITSTATUS(status),
                where);
-      Report(Failure::kCrash, text);
+      Report(CrashKind(), text);
     }
+  }
+
+  // A damaged library makes the loader itself crash.
+  Failure CrashKind() const {
+    return outcome_->stage.load() == Stage::kLoading ? Failure::kLoad : Failure::kCrash;
   }
 
   // A program whose memory is refused rarely says so: it writes to NULL.
