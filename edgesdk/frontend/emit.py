@@ -142,8 +142,8 @@ for _kind, _function in {
     "Cos": R.cos, "Tan": R.tan, "Asin": R.asin, "Acos": R.acos, "Atan": R.atan, "Sinh": R.sinh,
     "Cosh": R.cosh, "Asinh": R.asinh, "Acosh": R.acosh, "Atanh": R.atanh, "Sigmoid": R.sigmoid,
     "Tanh": R.tanh, "Erf": R.erf, "Floor": R.floor, "Ceil": R.ceil, "Round": R.round,
-    "Sign": R.sign, "Not": R.logical_not, "IsNaN": R.isnan, "IsInf": R.isinf,
-    "BitwiseNot": R.bitwise_not, "Relu": R.nn.relu,
+    "Not": R.logical_not, "IsNaN": R.isnan, "IsInf": R.isinf,
+    "BitwiseNot": R.bitwise_not,
     "Add": R.add, "Sub": R.subtract, "Mul": R.multiply, "Div": R.divide, "Pow": R.power,
     "And": R.logical_and, "Or": R.logical_or, "Xor": R.logical_xor, "Equal": R.equal,
     "Greater": R.greater, "Less": R.less, "GreaterOrEqual": R.greater_equal,
@@ -187,9 +187,25 @@ def _bit_shift(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
 @emits("Clip")
 def _clip(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
     x, low, high = [*args, None, None][:3]
-    if low is not None:
-        x = R.maximum(x, low)
-    return x if high is None else R.minimum(x, high)
+    if low is not None:  # the bound first: see _extreme
+        x = R.maximum(low, x)
+    return x if high is None else R.minimum(high, x)
+
+
+@emits("Relu")
+def _relu(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
+    return R.maximum(relax.const(0, node.outputs[0].dtype.name), args[0])
+
+
+@emits("Sign")
+def _sign(emitter: _Emitter, node: Node, args: list[Any]) -> Any:
+    dtype = node.outputs[0].dtype
+    zero, one = (relax.const(v, dtype.name) for v in (0, 1))
+    positive = R.greater(args[0], zero)
+    if dtype.kind == "u":
+        return R.where(positive, one, zero)
+    rest = R.where(R.less(args[0], zero), relax.const(-1, dtype.name), args[0])
+    return R.where(positive, one, rest)
 
 
 @emits("Cast")

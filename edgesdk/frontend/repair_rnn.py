@@ -38,6 +38,8 @@ class _Cell:
 @repairs("LSTM", "GRU", "RNN")
 def _recurrent(op: Op) -> Repaired:
     b, x = op.b, op[0]
+    if x.rank != 3:
+        raise refuse(f"its input has {x.rank} dimensions instead of 3")
     batch_first = bool(op.attr("layout", 0))
     if batch_first:
         x = b.transpose(x, (1, 0, 2))

@@ -156,6 +156,13 @@ _VALUES = [
              {"c": np.float32(0.5)}),
     TextCase("min_nan", "float[6] x", "y", "s = Sqrt (x)\n y = Min (s, c)", 13,
              {"c": np.float32(0.5)}),
+    TextCase("nan_passes", "float[20] x", "a b c d",
+             "s = Sqrt (x)\n a = Relu (s)\n b = Clip (s, l, h)\n c = Sign (s)\n"
+             "d = HardSwish (s)", 16, {"l": np.float32(0.1), "h": np.float32(0.9)}),
+    TextCase("large_arguments", "float[20] x", "a b c d e f",
+             "s = Mul (x, k)\n a = Exp (s)\n b = Sigmoid (s)\n c = Tanh (s)\n d = Erf (s)\n"
+             "e = Softplus (s)\n f = ReduceLogSumExp <axes=[0]> (s)", 13,
+             {"k": np.float32(100)}),
     TextCase("reduce_max_infinite", "float[2,5] x", "y",
              "s = Mul (x, n)\n l = Log (s)\n y = ReduceMax <axes=[1]> (l)", 13,
              {"n": np.float32(0)}),
