@@ -5,6 +5,7 @@ Each reads or writes bundles. The command line only parses and prints.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from edgesdk.profiles import TargetProfile
     from edgesdk.tuning.devicekey import DeviceKey
     from edgesdk.tuning.lookup import RecordLookup
+    from edgesdk.tuning.session import TuneResult
+    from edgesdk.tuning.state import SessionState
 
 PRECISIONS = ("fp32",)
 GOLDEN_SEED = 0
@@ -77,9 +80,12 @@ def compile(
     with (
         staged_folder(destination) as staging,
         tempfile.TemporaryDirectory(prefix=".build.", dir=staging.parent) as temporary,
+        contextlib.ExitStack() as cleanup,
     ):
         build = Path(temporary)
-        lookup = RecordLookup(profile, device_key, records) if tuned else None
+        lookup = (
+            cleanup.enter_context(RecordLookup(profile, device_key, records)) if tuned else None
+        )
         compiled = compile_model(
             imported,
             profile,
@@ -249,6 +255,60 @@ def _abi_version() -> int:
     if found is None:
         raise RuntimeError(f"{header} has no EDGESDK_ABI_VERSION")
     return int(found.group(1))
+
+
+def tune(
+    model: str | Path,
+    *,
+    target: str = "local",
+    device: str = "local",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    output: str | Path | None = None,
+    trials: int | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    resume: bool = True,
+    repeat: int = 5,
+    min_repeat_ms: float = 20.0,
+    threads: int = 0,
+    report: str | Path | None = None,
+    records: str | Path | None = None,
+    show: Callable[[SessionState], None] = lambda state: None,
+) -> TuneResult:
+    """Searches for the fastest code of each layer of a model on a device, and writes a bundle.
+
+    `trials` bounds the number of measurements, `minutes` the time (10 if neither is given). What is
+    measured is recorded at once, in the user's database or in `records`; with `resume` nothing that
+    is recorded is measured again. `report` is an HTML file that is kept up to date, by default
+    beside the bundle. `show` hears of every trial.
+
+    Raises what `compile` raises; TuningError when the device gives no usable measurements;
+    DeviceUnreachableError and DeviceError when it is lost for good.
+    """
+    from edgesdk.profiles import load_target
+    from edgesdk.tuning.session import TuneOptions, check_options, tune_model
+
+    options = TuneOptions(
+        trials=trials,
+        minutes=minutes,
+        seed=seed,
+        resume=resume,
+        repeat=repeat,
+        min_repeat_ms=min_repeat_ms,
+        threads=threads,
+    )
+    check_options(options)
+    return tune_model(
+        Path(model),
+        profile=load_target(target),
+        device=device,
+        shapes=shapes,
+        output=Path(output) if output is not None else None,
+        options=options,
+        records_path=Path(records) if records is not None else None,
+        report=Path(report) if report is not None else None,
+        show=show,
+    )
 
 
 def push(bundle: Bundle | str | Path, *, device: str) -> RemoteBundle:

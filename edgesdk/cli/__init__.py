@@ -18,7 +18,7 @@ import typer.core
 
 import edgesdk
 from edgesdk import console
-from edgesdk.cli import build, deploy, devices, records
+from edgesdk.cli import build, deploy, devices, records, tune
 from edgesdk.errors import EdgeSdkError, UnsupportedModelError, UsageError
 
 PROGRAM = "edgesdk"
@@ -43,6 +43,7 @@ _ORDER = (
     "doctor",
     "inspect",
     "compile",
+    "tune",
     "push",
     "rollback",
     "run",
@@ -100,6 +101,7 @@ build.register(app)
 devices.register(app)
 deploy.register(app)
 records.register(app)
+tune.register(app)
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def compile_(
     """
     from edgesdk import api
 
-    works = _plan(model, target, parse_shapes(shape), precision, output)
+    works = plan_works(model, target, parse_shapes(shape), precision, output)
     results = []
     for work in works:
         started = time.monotonic()
@@ -156,7 +156,7 @@ class _Work:
     output: Path | None
 
 
-def _plan(
+def plan_works(
     model: Path | None,
     target: str | None,
     shapes: dict[str, tuple[int, ...]],

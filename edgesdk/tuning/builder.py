@@ -53,9 +53,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """`error_kind`: "" (built), "schedule" (the knobs do not fit), "build", "timeout" or "memory".
-
-    """
+    """`error_kind`: "" (built), "schedule" (the knobs do not fit), "build", "timeout" or "memory"."""
 
     number: int
     error_kind: str

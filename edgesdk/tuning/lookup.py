@@ -25,7 +25,7 @@ _RUNGS = {
 class RecordLookup:
     """Looks candidates up in the records for one target and, if known, one kind of device.
 
-    `used` holds the candidates it gave, by workload.
+    Use it as a context manager. `used` holds the candidates it gave, by workload.
     """
 
     def __init__(
@@ -34,24 +34,33 @@ class RecordLookup:
         self._profile = profile
         self._target = target_key(profile.tvm)
         self._device = device
-        self._path = records_path(path)
+        path = records_path(path)
+        self._records = Records.open(path, read_only=True) if path.exists() else None
         self.used: dict[str, Candidate] = {}
+
+    def __enter__(self) -> RecordLookup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._records is not None:
+            self._records.close()
 
     def __call__(self, function: Any) -> tuple[Candidate, str] | None:
         """Returns the candidate for the kernel `function` and the name of its rung, or None."""
-        if not self._path.exists():
+        if self._records is None:
             return None
         workload = workload_of(function)
-        with Records.open(self._path, read_only=True) as records:
-            found = self._best(records, workload)
-            if found is None:
-                return None
-            record, level = found
-            where = Where(workload, self._target, record.device.fingerprint)
-            default = kernel_space(function, self._profile)
-            usual = canonical(default.candidate(default.default))
-            plain = winner(t for t in records.trials(where) if canonical(t.candidate) == usual)
-        if plain is not None and record.cost_s > (1 - WORTH_HAVING) * plain.cost_s:
+        found = self._best(self._records, workload)
+        if found is None:
+            return None
+        record, level = found
+        where = Where(workload, self._target, record.device.fingerprint)
+        space = kernel_space(function, self._profile)
+        usual = canonical(space.candidate(space.default))
+        default = winner(
+            trial for trial in self._records.trials(where) if canonical(trial.candidate) == usual
+        )
+        if default is not None and record.cost_s > (1 - WORTH_HAVING) * default.cost_s:
             return None
         self.used[workload] = record.candidate
         return record.candidate, _RUNGS[level]

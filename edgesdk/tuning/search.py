@@ -1,9 +1,9 @@
 """Which candidates to try next: a learned cost model ranks those that were not tried yet.
 
-The method is AutoTVM's (Chen et al., "Learning to Optimize Tensor Programs", 2018): gradient boosted
-trees on the knobs and the shape of the kernel predict relative speed; each batch takes the best
-predicted ones, some at random. All kernels of a template share one model, so that what was learned
-on one layer serves the next.
+The method is AutoTVM's (Chen et al., "Learning to Optimize Tensor Programs", 2018): gradient
+boosted trees on the knobs and the shape of the kernel predict relative speed; each batch takes the
+best predicted ones, some at random. All kernels of a template share one model, so that what was
+learned on one layer serves the next.
 """
 
 from __future__ import annotations

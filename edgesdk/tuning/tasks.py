@@ -1,4 +1,4 @@
-"""What there is to tune in a model: its kernels, each once, with the room for choice that each has."""
+"""What there is to tune in a model: its kernels, each once, and the choice that each leaves."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def collect_tasks(model: ImportedModel, profile: TargetProfile) -> list[Task]:
 
 def is_tunable(task: Task) -> bool:
     """More than one decision, and all arguments plain floats (others cannot be drawn at random)."""
-    return task.space.size > 1 and all(
-        str(p.ty.dtype) == "float32" for p in task.function.params
-    )
+    return task.space.size > 1 and all(str(p.ty.dtype) == "float32" for p in task.function.params)
 
 
 def draw_arguments(task: Task, seed: int) -> list[np.ndarray]:
