@@ -52,7 +52,8 @@ def compile(
     bundle's folder, by default `bundles/<model>-<target>`; a bundle that stands there is replaced.
     With `verify` (always, unless the results are checked elsewhere) the outputs are compared with
     ONNX Runtime's before the bundle is written. `tuned` lets kernels use what `edgesdk tune` found
-    (in the user's database, or in `records`), best for the kind of device `device_key`. `progress` hears each stage's name.
+    (in the user's database, or in `records`), best for the kind of device
+    `device_key`. `progress` hears each stage's name.
 
     Raises UsageError (target, shapes, output), ModelError and UnsupportedModelError (the model),
     ToolMissingError (a compiler), CompileError, ContractError, VerificationError.
