@@ -210,6 +210,49 @@ def conv2d_nchwc(data: Any, weight: Any, config: Conv2d, *, plain_input: bool) -
     return te.compute(shape, from_row, name="conv2d", attrs=attrs)
 
 
+def places_outside(weight: np.ndarray, block: int) -> np.ndarray:
+    """[I, O, KH, KW] -> [KH * KW * O', I, 1, 1], O' being O rounded up to whole blocks."""
+    import numpy as np
+
+    channels, out_channels, kh, kw = weight.shape
+    rounded = -(-out_channels // block) * block
+    wide = np.zeros((kh, kw, rounded, channels), weight.dtype)
+    wide[:, :, :out_channels] = weight.transpose(2, 3, 1, 0)
+    return wide.reshape(-1, channels, 1, 1)
+
+
+def spread_blocks(x: Any, shape: tuple[int, ...], window: tuple[int, ...]) -> Any:
+    """[N, KH*KW*O/b, H*W, b] of `places_outside` -> [N, O/b, KH*H*KW*W, b] for `shape`
+    (N, O, KH*H, KW*W)."""
+    from tvm import te
+
+    n, _, height, width = shape
+    (kh, kw), block = window, int(x.shape[-1])
+    blocks = int(x.shape[1]) // (kh * kw)
+    in_w = width // kw
+
+    def element(i: Any, o: Any, p: Any, b: Any) -> Any:
+        y, z = p // width, p % width
+        place = y % kh * kw + z % kw
+        return x[i, place * blocks + o, y // kh * in_w + z // kw, b]
+
+    return te.compute((n, blocks, height * width, block), element, name="spread", tag="injective")
+
+
+def spread_lanes(x: Any, shape: tuple[int, ...], window: tuple[int, ...]) -> Any:
+    """[N, O*KH*KW/b, H*W, b] -> [N, O, KH*H, KW*W], which is `shape`."""
+    from tvm import te
+
+    (kh, kw), block = window, int(x.shape[-1])
+    in_w = shape[3] // kw
+
+    def element(i: Any, o: Any, y: Any, z: Any) -> Any:
+        channel = (o * kh + y % kh) * kw + z % kw
+        return x[i, channel // block, y // kh * in_w + z // kw, channel % block]
+
+    return te.compute(shape, element, name="spread", tag="injective")
+
+
 # Values of the knob "order": which loop is outermost among the tiles.
 WEIGHTS_FIRST = 0  # all pixels for one group of channel blocks: its weights stay in the cache
 PIXELS_FIRST = 1  # all channel blocks for some pixels: the input stays in the cache

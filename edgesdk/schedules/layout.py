@@ -72,6 +72,7 @@ class _Rewriter:
         ] = {}  # old Relax variable's handle -> _Tensor or new expression
         self.rules: dict[str, Callable[[Any], Any]] = {
             "relax.nn.conv2d": self._conv2d,
+            "relax.nn.conv2d_transpose": self._conv2d_transpose,
             "relax.nn.max_pool2d": self._pool2d,
             "relax.nn.avg_pool2d": self._pool2d,
             "relax.mean": self._mean,
@@ -238,6 +239,51 @@ class _Rewriter:
             source = self._te(conv2d.pad_spatial, source, **static, hint="pad")
         packed = _const(conv2d.pack_weight(weight, config, plain_input=plain))
         return self._te(conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}")
+
+    def _conv2d_transpose(self, call: Any) -> _Tensor | None:
+        """A transposed convolution whose windows lie side by side (an upsampling by learned
+        weights): each pixel becomes a window of pixels, so it is a 1x1 convolution with a channel
+        for each place in the window, whose results are then spread out."""
+        data = self._get(call.args[0])
+        weight = _constant(self._get(call.args[1]).plain)
+        attrs = call.attrs
+        shape, dtype = _type_of(call)
+        if weight is None or shape is None or dtype != "float32" or 0 in (*shape, *data.shape):
+            return None
+        window = tuple(weight.shape[2:])
+        if (
+            (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "IOHW")
+            or int(attrs.groups) != 1
+            or _ints(attrs.strides) != window
+            or any(_ints(attrs.padding) + _ints(attrs.output_padding))
+            or set(_ints(attrs.dilation)) != {1}
+        ):
+            return None
+        channels, out_channels = weight.shape[:2]
+        # Whole blocks of output channels for each place, or all places of few channels in a block.
+        spread_blocks = out_channels >= self.block
+        if spread_blocks:
+            places = conv2d.places_outside(weight, self.block)
+        else:
+            places = weight.transpose(1, 2, 3, 0).reshape(-1, channels, 1, 1)
+        config = conv2d.Conv2d(
+            in_shape=data.shape,
+            out_shape=(data.shape[0], places.shape[0], *data.shape[2:]),
+            window=(1, 1),
+            stride=(1, 1),
+            padding=(0, 0, 0, 0),
+            dilation=(1, 1),
+            groups=1,
+            block=self.block,
+        )
+        pixels = self._convolve(self._blocked(data), places, config, plain=False)
+        static = {"shape": shape, "window": window}
+        if spread_blocks:
+            spread = self._te(conv2d.spread_blocks, pixels, **static, hint="spread")
+            return _Tensor(shape, dtype, blocked=spread)
+        return _Tensor(
+            shape, dtype, plain=self._te(conv2d.spread_lanes, pixels, **static, hint="spread")
+        )
 
     def _split_groups(self, data: _Tensor, weight: np.ndarray, config: Any, dtype: str) -> _Tensor:
         """A grouped convolution whose groups do not fill blocks: each group is rounded up to whole

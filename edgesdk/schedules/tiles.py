@@ -50,15 +50,21 @@ def schedule_map(sch: Any, block: Any, vector: int) -> None:
 
 
 def vectorize(sch: Any, loop: Any, vector: int) -> Any | None:
-    """Turns `loop` into vectors; returns the loop that remains around them, if any."""
+    """Turns `loop` into vectors; returns the loop that remains around them, if any.
+
+    Where `vector` lanes do not divide the loop, narrower vectors that do are better than none.
+    """
     size = extent(sch, loop)
-    if size % vector == 0 and size > vector:
-        outer, inner = sch.split(loop, [None, vector])
-        sch.vectorize(inner)
-        return outer
+    while size % vector:
+        vector //= 2
+    if vector == 1:
+        return None
     if size == vector:
         sch.vectorize(loop)
-    return None
+        return None
+    outer, inner = sch.split(loop, [None, vector])
+    sch.vectorize(inner)
+    return outer
 
 
 def _spatial_size(sch: Any, block: Any) -> int:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 
-import tvm
 from edgesdk.compiler.lower import lower
 from edgesdk.frontend import Reference, import_model
 from edgesdk.profiles import TargetProfile, load_target
@@ -180,22 +180,8 @@ def arguments(function: object) -> list[np.ndarray]:
 @pytest.mark.parametrize("target", PROFILES)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolutions_match_onnx_runtime(case: str, target: str, tmp_path: Path) -> None:
-    import edgesdk.compiler.plan as plan_module
-
     path = conv_case(tmp_path, **CONVOLUTIONS[case])
-    chosen = profile(target)
-    model = import_model(path)
-    with tvm.target.Target(chosen.tvm):
-        module = lower(model.module, chosen)
-    plan = plan_module.make_plan(module)
-    kernels = {s.kernel: module[s.kernel] for s in plan.steps if s.kernel}
-    scheduled, coverage = schedule_kernels(kernels, chosen)
-    assert coverage.problems == ()
-    assert any(name.startswith(("fused_conv2d", "conv2d")) for name in coverage.rungs["template"])
-    x = np.random.default_rng(2).standard_normal(model.inputs[0].shape).astype(np.float32)
-    actual = execute_plan(plan, scheduled, [x], chosen)
-    expected = Reference(path, model.shapes).run({"x": x})["out"]
-    np.testing.assert_allclose(actual[0], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    check_against_onnx_runtime(path, profile(target), template=True)
 
 
 def execute_plan(plan, scheduled, inputs, target):
@@ -344,17 +330,85 @@ def test_pooling_between_convolutions(case: str, target: str, tmp_path: Path) ->
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
     )
-    chosen = profile(target)
+    check_against_onnx_runtime(path, profile(target), template=True)
+
+
+TRANSPOSED = {
+    "whole blocks": {"channels": 24, "out_channels": 32, "window": (2, 2)},
+    "blocks that are not full": {"channels": 16, "out_channels": 19, "window": (2, 3)},
+    "one channel": {"channels": 24, "out_channels": 1, "window": (2, 2)},
+}
+
+
+@pytest.mark.parametrize("case", TRANSPOSED)
+@pytest.mark.parametrize("target", PROFILES)
+def test_upsampling_by_transposed_convolution(case: str, target: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(6)
+    channels, out_channels = TRANSPOSED[case]["channels"], TRANSPOSED[case]["out_channels"]
+    window = TRANSPOSED[case]["window"]
+    weights = {
+        "w": draw.standard_normal((channels, out_channels, *window)).astype(np.float32),
+        "b": draw.standard_normal(out_channels).astype(np.float32),
+    }
+    path = single_node_model(
+        tmp_path, "ConvTranspose", {"x": (1, channels, 5, 7)}, weights, strides=list(window)
+    )
+    check_against_onnx_runtime(path, profile(target), template=True)
+
+
+def test_a_scale_for_each_channel_is_computed_once(tmp_path: Path) -> None:
+    """Squeeze and excitation: a small convolution's result is spread over a large tensor."""
+    draw = np.random.default_rng(7)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node("GlobalAveragePool", ["c"], ["m"], name="mean"),
+        helper.make_node("Conv", ["m", "v"], ["s"], name="squeeze"),
+        helper.make_node("Sigmoid", ["s"], ["g"], name="gate"),
+        helper.make_node("Mul", ["c", "g"], ["out"], name="scale"),
+    ]
+    initializers = [
+        numpy_helper.from_array(draw.standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("w", (24, 8, 1, 1)), ("v", (24, 24, 1, 1)))
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 8, 9, 9))],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+        initializers,
+    )
+    path = tmp_path / "model.onnx"
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    check_against_onnx_runtime(path, load_target("local"), template=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 508), (2, 7, 13), (1, 31), (4, 64)])
+def test_elementwise_kernels_of_any_length(shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = single_node_model(tmp_path, "Tanh", {"x": shape}, {})
+    check_against_onnx_runtime(path, load_target("local"), template=False)
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_softmax_along_any_axis(axis: int, tmp_path: Path) -> None:
+    path = single_node_model(tmp_path, "Softmax", {"x": (3, 5, 37)}, {}, axis=axis)
+    check_against_onnx_runtime(path, load_target("local"), template=False)
+
+
+def check_against_onnx_runtime(path: Path, chosen: TargetProfile, *, template: bool) -> None:
+    """Compiles `path` without problems, with or without a template, and compares."""
+    from edgesdk.compiler.plan import make_plan
+
     model = import_model(path)
     with tvm.target.Target(chosen.tvm):
         module = lower(model.module, chosen)
-    from edgesdk.compiler.plan import make_plan
-
     plan = make_plan(module)
     kernels = {s.kernel: module[s.kernel] for s in plan.steps if s.kernel}
     scheduled, coverage = schedule_kernels(kernels, chosen)
     assert coverage.problems == ()
-    x = draw.standard_normal((1, 8, 9, 11)).astype(np.float32)
+    assert "plain" not in coverage.rungs
+    assert ("template" in coverage.rungs) == template
+    x = np.random.default_rng(8).standard_normal(model.inputs[0].shape).astype(np.float32)
     expected = Reference(path, model.shapes).run({"x": x})["out"]
     actual = execute_plan(plan, scheduled, [x], chosen)[0]
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
