@@ -306,6 +306,11 @@ class Candidate {
         sample = TakeSample(number);
       }
       if (outcome_->failure != Failure::kNone) return;
+      if (sample.calls_s <= 0) {
+        Fail(Failure::kDevice, "%u calls took no time by the device's clock",
+             static_cast<unsigned>(number));
+        return;
+      }
       outcome_->samples_s[i] = sample.calls_s / number;
       outcome_->num_samples = i + 1;
     }

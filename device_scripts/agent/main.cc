@@ -330,7 +330,12 @@ class Agent {
     char text[sizeof(outcome_->error)];
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0 && outcome_->done) {
       outcome_->error[sizeof(outcome_->error) - 1] = '\0';
-      Report(outcome_->failure, outcome_->error);
+      // The candidate could write here, too.
+      bool fine = outcome_->failure == Failure::kNone;
+      bool sane = outcome_->failure <= Failure::kDevice &&
+                  (!fine || outcome_->num_samples == request_->repeat);
+      Report(sane ? outcome_->failure : Failure::kCrash,
+             sane ? outcome_->error : "it overwrote the agent's memory");
       return;
     }
     if (over_memory_) {

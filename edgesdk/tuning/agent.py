@@ -18,8 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
 from edgesdk.bundle.manifest import ContractInfo
 from edgesdk.compiler import link
@@ -109,17 +108,6 @@ class Agent(Measurer):
                 self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     @property
     def facts(self) -> DeviceFacts:
         return self._facts
@@ -133,13 +121,14 @@ class Agent(Measurer):
         digest = hashlib.sha256(data)
         name = digest.hexdigest()
         if name not in self._blobs:
-            self._put(digest.digest(), data)
+            for frame in _put_frames(digest.digest(), data):
+                self._send(frame)
             self._blobs[name] = len(data)
         return name
 
     def drop(self, blob: str) -> None:
         del self._blobs[blob]
-        self._send(_DROP, bytes.fromhex(blob))
+        self._send(frame_bytes(_DROP, bytes.fromhex(blob)))
 
     def measure(self, requests: Iterable[MeasureRequest]) -> Iterator[MeasureResult]:
         waiting = iter(requests)
@@ -193,23 +182,15 @@ class Agent(Measurer):
         check_request(request, self._blobs)
         library = request.library.read_bytes()
         digest = hashlib.sha256(library).digest()
-        lasting = digest.hex() in self._blobs  # it was put by the caller, too
-        if not lasting:
-            self._put(digest, library)
         self._tickets += 1
         ticket = self._tickets
         self._pending.append(_Pending(ticket, request.candidate, request.timeout_s))
-        self._send(_MEASURE, _measure_payload(ticket, digest, request))
-        if not lasting:
+        frames = [frame_bytes(_MEASURE, _measure_payload(ticket, digest, request))]
+        if digest.hex() not in self._blobs:  # else it was put by the caller, and stays
             # The agent keeps it until it has been measured.
-            self._send(_DROP, digest)
+            frames = [*_put_frames(digest, library), *frames, frame_bytes(_DROP, digest)]
+        self._send(b"".join(frames))
         return ticket
-
-    def _put(self, key: bytes, data: bytes) -> None:
-        view = memoryview(data)
-        for offset in range(0, max(1, len(data)), _CHUNK_BYTES):
-            head = _PUT_HEAD.pack(key, offset, len(data))
-            self._send(_PUT, head + view[offset : offset + _CHUNK_BYTES])
 
     def _next_result(self, own: set[int], *, wait: bool) -> MeasureResult | None:
         """The next result if it is one of `own`, which then loses it.
@@ -243,11 +224,11 @@ class Agent(Measurer):
             self._protocol_error(f"it began with a frame of type {kind}")
         return payload
 
-    def _send(self, kind: int, payload: bytes) -> None:
+    def _send(self, frames: bytes) -> None:
         self._check_usable()
         assert self._stream is not None
         try:
-            self._stream.write(frame_bytes(kind, payload))
+            self._stream.write(frames)
         except DeviceUnreachableError:
             self._failed = True
             raise
@@ -338,6 +319,13 @@ def frame_bytes(kind: int, payload: bytes) -> bytes:
     """Returns the frame of type `kind` around `payload`."""
     head = _HEADER.pack(_MAGIC, VERSION, kind, len(payload), zlib.crc32(payload), 0)[:-4]
     return head + struct.pack("<I", zlib.crc32(head)) + payload
+
+
+def _put_frames(key: bytes, data: bytes) -> Iterator[bytes]:
+    view = memoryview(data)
+    for offset in range(0, max(1, len(data)), _CHUNK_BYTES):
+        head = _PUT_HEAD.pack(key, offset, len(data))
+        yield frame_bytes(_PUT, head + view[offset : offset + _CHUNK_BYTES])
 
 
 def _contract(profile: TargetProfile) -> ContractInfo:

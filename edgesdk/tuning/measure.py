@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 if TYPE_CHECKING:
     from edgesdk.deploy.facts import DeviceFacts
@@ -132,6 +133,17 @@ class Measurer(Protocol):
 
     def close(self) -> None:
         """Ends it, and what it had on the device. A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def check_request(request: MeasureRequest, blobs: dict[str, int]) -> None:

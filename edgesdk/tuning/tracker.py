@@ -15,8 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from edgesdk.errors import DeviceError, DeviceUnreachableError, UsageError
 from edgesdk.numerics import compare
@@ -65,17 +64,6 @@ class TrackerDevice(Measurer):
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def facts(self) -> None:

@@ -24,6 +24,7 @@ from edgesdk.devices import Device
 from edgesdk.errors import DeviceError, DeviceUnreachableError, ToolMissingError, UsageError
 from edgesdk.profiles import load_target, target_names
 from edgesdk.toolchain import load_toolchain
+from edgesdk.tuning import tracker as tracker_module
 from edgesdk.tuning.agent import Agent
 from edgesdk.tuning.measure import DeviceState, Measurer, MeasureRequest, TensorArgument
 from edgesdk.tuning.tracker import TrackerDevice
@@ -220,7 +221,10 @@ def test_bfloat16_behind_the_tracker(tracker: TrackerDevice, library: Path) -> N
     assert (result.error_kind, result.max_relative_error) == ("wrong", float("inf"))
 
 
-def test_a_crash_ends_tvms_server(library: Path, tmp_path: Path) -> None:
+def test_a_crash_ends_tvms_server(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker_module, "_RESTART_LIMIT_S", 2.0)
     place = RpcPlace(tmp_path)
     try:
         with TrackerDevice(place.address, KEY) as device:

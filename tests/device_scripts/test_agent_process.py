@@ -27,6 +27,7 @@ from edgesdk.profiles import load_target
 from edgesdk.toolchain import load_toolchain
 from edgesdk.tuning import agent as client
 from edgesdk.tuning.agent import Agent, frame_bytes
+from edgesdk.tuning.measure import DeviceState
 
 PUT, DROP, MEASURE, HELLO, RESULT, ERROR = 1, 2, 3, 16, 17, 18
 
@@ -249,14 +250,38 @@ def test_infinities_must_agree_and_the_tolerance_counts(agent: Agent, library: P
     assert results[3].max_relative_error == np.inf
 
 
+def test_the_state_of_the_device_comes_with_the_result(
+    start: Callable[[str], Agent],
+    transport: LocalTransport,
+    library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in {
+        "devices/system/cpu/cpufreq/policy0/scaling_cur_freq": "1500000\n",
+        "class/thermal/thermal_zone0/temp": "61234\n",
+        "class/thermal/cooling_device0/type": "thermal-cpufreq-0\n",
+        "class/thermal/cooling_device0/cur_state": "3\n",
+    }.items():
+        (tmp_path / "sys" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys" / name).write_text(text)
+    original = transport.open_stream
+    options = ["--sysfs", str(tmp_path / "sys")]
+    monkeypatch.setattr(transport, "open_stream", lambda argv: original([*argv, *options]))
+    agent = start("plain")
+    good, bad = agent.measure([request(agent, library, name) for name in ("good", "wrong")])
+    assert good.before == good.after == DeviceState(1_500_000, 61.234, True)
+    assert bad.before == bad.after == DeviceState()
+
+
 # The client.
 
 
 def test_blobs_go_once_and_can_be_dropped(agent: Agent, library: Path) -> None:
     first = request(agent, library, "good")
-    sent: list[int] = []
+    sent: list[bytes] = []
     original = agent._send
-    agent._send = lambda kind, payload: (sent.append(kind), original(kind, payload))[1]  # type: ignore[method-assign]
+    agent._send = lambda frames: (sent.append(frames), original(frames))[1]  # type: ignore[method-assign]
     assert agent.put(X.tobytes()) == first.arguments[0].blob
     assert sent == []
     agent.drop(first.arguments[0].blob)
