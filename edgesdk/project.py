@@ -57,10 +57,10 @@ class Project:
         chosen = self.targets[target].output
         if chosen is not None:
             return self._absolute(chosen)
-        from edgesdk.frontend.importer import identifier
+        from edgesdk.frontend.importer import model_name
 
         name = Path(target).stem if _is_file_name(target) else target
-        return self._absolute(self.output) / f"{identifier(self.model_path.stem)}-{name}"
+        return self._absolute(self.output) / f"{model_name(self.model_path)}-{name}"
 
     def options(self, target: str) -> TargetOptions:
         """Returns the table of `target`. Raises UsageError when the file has none."""

@@ -82,7 +82,8 @@ def write_bundle(
         for name, array in zip(names, arrays, strict=True):
             # Not ascontiguousarray: it turns a scalar into one dimension.
             np.save(folder / name, np.asarray(array, order="C"))
-    cmake = folder / "lib/cmake" / manifest.name / f"{manifest.name}-config.cmake"
+    # CMake looks for NAMEConfig.cmake as it is written, but for name-config.cmake in lower case.
+    cmake = folder / "lib/cmake" / manifest.name / f"{manifest.name}Config.cmake"
     cmake.write_text(_cmake_config(manifest), encoding="utf-8")
     (folder / "README.md").write_text(_readme(manifest), encoding="utf-8")
     files = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ def import_model(path: Path, *, shapes: Mapping[str, Sequence[int]] | None = Non
     from edgesdk.frontend.emit import emit_module  # TVM, late: what is refused above is told fast
 
     return ImportedModel(
-        name=identifier(path.stem),
+        name=model_name(path),
         module=emit_module(graph, names),
         inputs=inputs,
         outputs=outputs,
@@ -73,6 +74,38 @@ def identifier(name: str) -> str:
     safe = re.sub(r"_{2,}", "_", safe).strip("_") or "value"
     return f"v{safe}" if safe[0].isdigit() else safe
 
+
+def model_name(path: Path) -> str:
+    """Returns the name of the model in the file `path`: a C identifier of at most 64 characters.
+
+    Files, symbols and `NAME.h` carry it. A name that had to be cut, or of which no character is
+    left, ends with a hash of the whole; one that is a header of the C library ends with `_net`.
+    """
+    stem = path.stem
+    lost = not re.search("[0-9A-Za-z]", stem)
+    name = "model" if lost else identifier(stem)
+    if lost or len(name) > _MAX_MODEL_NAME:
+        digest = hashlib.sha256(stem.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        name = f"{name[: _MAX_MODEL_NAME - 9].rstrip('_')}_{digest}"
+    return f"{name}_net" if name.lower() in _HEADERS.split() else name
+
+
+# A file's name has 255 bytes at most, and a bundle's folder adds the target's name.
+_MAX_MODEL_NAME = 64
+
+# A bundle's folder of headers comes before the system's: `string.h` in it would hide the real one.
+_HEADERS = (
+    "edgesdk_model aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype"
+    " dirent dlfcn elf endian envz err errno error execinfo fcntl features fenv float fmtmsg"
+    " fnmatch fstab fts ftw gconv getopt glob grp gshadow iconv ifaddrs inttypes iso646"
+    " langinfo lastlog libgen libintl limits link locale malloc math mcheck memory mntent"
+    " monetary mqueue netdb nl_types nss obstack paths poll printf proc_service pthread pty"
+    " pwd re_comp regex regexp resolv sched search semaphore setjmp sgtty shadow signal spawn"
+    " stab stdalign stdarg stdatomic stdbool stddef stdint stdio stdio_ext stdlib stdnoreturn"
+    " string strings stropts syscall sysexits syslog tar termio termios tgmath thread_db"
+    " threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar"
+    " wctype wordexp"
+)
 
 # Words that C, C++ or Python keep for themselves; CUDA and OpenCL sources are C.
 _KEYWORDS = (
@@ -127,4 +160,4 @@ def _repair_lines(notes: Mapping[tuple[str, str], int]) -> list[str]:
     ]
 
 
-__all__ = ["ImportedModel", "TensorSpec", "ValueHint", "identifier", "import_model"]
+__all__ = ["ImportedModel", "TensorSpec", "ValueHint", "identifier", "import_model", "model_name"]

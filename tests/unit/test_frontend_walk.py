@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from edgesdk.errors import EdgeSdkError, ModelError, UnsupportedModelError
 from edgesdk.frontend import TensorSpec, ValueHint, draw_inputs
 from edgesdk.frontend.graph import Graph
-from edgesdk.frontend.importer import identifier
+from edgesdk.frontend.importer import identifier, model_name
 from edgesdk.frontend.load import load_onnx
 from edgesdk.frontend.optimise import optimise
 from edgesdk.frontend.shapes import fix_inputs
@@ -147,6 +147,26 @@ def test_integer_inputs_get_hints(tmp_path: Path) -> None:
 )
 def test_identifiers(name: str, safe: str) -> None:
     assert identifier(name) == safe
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("net.onnx", "net"),
+        ("2d-net.onnx", "v2d_net"),
+        ("my model (1).onnx", "my_model_1"),
+        ("MobileNet.onnx", "MobileNet"),
+        # Their header would stand in front of the C library's, or of our own.
+        ("string.onnx", "string_net"),
+        ("Math.onnx", "Math_net"),
+        ("edgesdk_model.onnx", "edgesdk_model_net"),
+        # sha256 of "模型" in UTF-8: two such models get two bundles.
+        ("模型.onnx", "model_c98e118e"),
+        ("a" * 250 + ".onnx", "a" * 55 + "_3f3e35e0"),
+    ],
+)
+def test_names_of_models(file: str, name: str) -> None:
+    assert model_name(Path("folder") / file) == name
 
 
 def test_drawn_inputs_repeat_and_stay_in_range() -> None:
