@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,21 +30,22 @@ def staged_folder(output: Path) -> Iterator[Path]:
     An older bundle at `output` is replaced as a whole. Raises UsageError if something that is no
     bundle stands there, and CompileError if the disk is full or read-only.
     """
-    if output.exists() and not _may_replace(output):
-        raise UsageError(
-            f"{output} exists and is not a bundle",
-            hint="choose another folder with -o, or remove it",
-        )
     output = output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(output.parent):
+            _check_replaceable(output)
         staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     except OSError as error:
-        raise CompileError(f"cannot write to {output.parent}: {error.strerror}") from error
+        raise CompileError(
+            f"cannot write to {output.parent}: {error.strerror or error}",
+            hint="choose another folder with -o",
+        ) from error
     try:
         staging.chmod(0o755)
         yield staging
-        _swap(staging, output)
+        with _locked(output.parent):
+            _swap(staging, output)
     except OSError as error:
         raise CompileError(
             f"cannot write the bundle {output}: {error.strerror or error}",
@@ -101,14 +104,19 @@ def write_bundle(
     return Bundle(folder, manifest)
 
 
-def _may_replace(output: Path) -> bool:
-    if not output.is_dir():
-        return False
-    return (output / MANIFEST_NAME).is_file() or not any(output.iterdir())
+def _check_replaceable(output: Path) -> None:
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not (output / MANIFEST_NAME).is_file():
+        raise UsageError(
+            f"{output} exists and is not a bundle",
+            hint="choose another folder with -o, or remove it",
+        )
 
 
 def _swap(staging: Path, output: Path) -> None:
     """Puts `staging` at `output`; what was there goes only after the new one stands."""
+    _check_replaceable(output)  # it is long since the first look
     if not output.exists():
         staging.rename(output)
         return
@@ -122,6 +130,20 @@ def _swap(staging: Path, output: Path) -> None:
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other compilations from swapping bundles in `folder` during the block."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        # Some network file systems lock no folders. Without the lock the slower of two compilations
+        # that end in the same instant fails, but no bundle is ever mixed.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 _CMAKE = Template("""\
