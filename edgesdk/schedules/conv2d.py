@@ -168,6 +168,9 @@ def conv2d_nchwc(data: Any, weight: Any, config: Conv2d, *, plain_input: bool) -
         return data[i, channel_block, row * in_w + column, lane]
 
     if config.kind == "depthwise":
+        if any(config.padding):
+            # Padded row by row inside of the kernel (see its template).
+            data = pad_spatial(data, config, plain_input=False)
 
         def element(i: Any, o: Any, y: Any, x: Any, b: Any) -> Any:
             return te.sum(pixel(i, o, y, x, b) * weight[o, ry, rx, b], axis=[ry, rx])
@@ -352,26 +355,37 @@ def _schedule_direct(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) 
 
 
 def _depthwise_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
-    columns = divisors(_problem(sch, conv).columns, accumulators(profile))
-    return {"columns": tuple(columns), "unroll": (0, 1)}
+    problem = _problem(sch, conv)
+    return {
+        "columns": tuple(divisors(problem.columns, accumulators(profile))),
+        "rows": tuple(divisors(problem.rows, 16)),
+        "unroll": (0, 1),
+    }
 
 
 def _depthwise_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
     problem = _problem(sch, conv)
     # Half of the registers hold sums, the others the window's weights and a row of inputs.
     columns = max(divisors(problem.columns, max(4, accumulators(profile) // 2)))
-    return {"columns": columns, "unroll": int(problem.terms <= 25)}
+    # The rows of a task share their padded input; the more, the less of it is copied twice.
+    rows = max(divisors(problem.rows, 8)) if _pad_of(sch, conv) is not None else 1
+    return {"columns": columns, "rows": rows, "unroll": int(problem.terms <= 25)}
 
 
 def _schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
     problem = _problem(sch, conv)
+    pad = _pad_of(sch, conv)
     out = tiles.gather_epilogue(sch, conv, lanes(profile))
     n, c, p, b = sch.get_loops(out)
-    y, xo, xi = sch.split(p, [None, problem.columns // knobs["columns"], knobs["columns"]])
-    task = sch.fuse(n, c, y)
+    columns = knobs["columns"]
+    yo, _, xo, xi = sch.split(p, [None, knobs["rows"], problem.columns // columns, columns])
+    task = sch.fuse(n, c, yo)
     sch.set_scope(conv, 0, "local")
     sch.compute_at(conv, xo, preserve_unit_loops=True)
-    inner = sch.get_loops(conv)[2:]
+    if pad is not None:
+        sch.compute_at(pad, task, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(pad)[-1])
+    inner = sch.get_loops(conv)[3:]
     spatial = len(inner) - tiles.reduction_rank(sch, conv)
     tile, reduction = inner[:spatial], inner[spatial:]
     sch.reorder(*reduction, *tile)
@@ -381,12 +395,18 @@ def _schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile, knobs: Knob
     if tiles.work(sch, conv) >= tiles.PARALLEL_WORK:
         sch.parallel(task)
     init = sch.decompose_reduction(conv, reduction[0])
-    tiles.unroll_and_vectorize(sch, init, after=2)
+    tiles.unroll_and_vectorize(sch, init, after=3)
     if knobs["unroll"]:
         for loop in reduction:
             sch.unroll(loop)
     sch.unroll(xi)
     sch.vectorize(b)
+
+
+def _pad_of(sch: Any, conv: Any) -> Any | None:
+    """The block that pads the input of `conv` in the same kernel, if there is one."""
+    producers = sch.get_producers(conv)
+    return producers[0] if len(producers) == 1 else None
 
 
 TEMPLATES = (

@@ -235,7 +235,7 @@ class _Rewriter:
         static = {"config": config, "plain_input": plain}
         if plain and _type_of(source)[0] != config.in_shape:
             source = self.bb.emit(relax.op.reshape(source, config.in_shape))
-        if any(config.padding):
+        if any(config.padding) and config.kind != "depthwise":
             source = self._te(conv2d.pad_spatial, source, **static, hint="pad")
         packed = _const(conv2d.pack_weight(weight, config, plain_input=plain))
         return self._te(conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}")
