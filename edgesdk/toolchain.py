@@ -338,6 +338,8 @@ def _failure(result: CommandResult, what: str) -> CompileError:
         if any(mark in line for mark in _LINKER_MARKS) and not line.startswith("collect2:")
     )
     reason = next(telling, None) or result.last_line()
+    if "No space left" in reason:
+        return CompileError(f"cannot {what}: no space left on the disk", hint="free some space")
     return CompileError(
         f"cannot {what}: {reason}", hint=f"see it all with: {shlex.join(result.argv)}"
     )

@@ -48,7 +48,7 @@ def staged_folder(output: Path) -> Iterator[Path]:
             _swap(staging, output)
     except OSError as error:
         raise CompileError(
-            f"cannot write the bundle {output}: {error.strerror or error}",
+            f"cannot write {_place(error, output)}: {error.strerror or error}",
             hint="free some space, or choose another folder with -o",
         ) from error
     finally:
@@ -112,6 +112,14 @@ def _check_replaceable(output: Path) -> None:
             f"{output} exists and is not a bundle",
             hint="choose another folder with -o, or remove it",
         )
+
+
+def _place(error: OSError, output: Path) -> str:
+    """What could not be written: the bundle, or (a cache, say) a file somewhere else."""
+    inside = not isinstance(error.filename, str) or Path(error.filename).is_relative_to(
+        output.parent
+    )
+    return f"the bundle {output}" if inside else str(error.filename)
 
 
 def _swap(staging: Path, output: Path) -> None:

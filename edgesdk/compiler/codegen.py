@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,24 @@ def write_object(functions: dict[str, Any], target: Any, path: Path) -> None:
     """Compiles `functions` (symbol -> scheduled PrimFunc) to the object file `path`.
 
     Each becomes `__tvm_ffi_<symbol>` with the signature TVMFFISafeCallType. Raises CompileError
-    with TVM's last words if code generation fails.
+    with TVM's last words if code generation fails, OSError if the file cannot be written.
     """
     import tvm
 
     module = tvm.IRModule(
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
-    try:
-        tvm.tirx.build(module, target=target).write_to_file(str(path))
-    except Exception as error:  # TVM raises many types; all mean the same here
-        raise CompileError(
-            f"TVM could not generate code: {last_words(error)}",
-            hint="please report this with the model's operators (`edgesdk inspect`)",
-        ) from error
+    # On a full disk LLVM ends the process at once, so it writes to memory and we to the disk.
+    with os.fdopen(os.memfd_create(path.name), "r+b") as memory, path.open("wb") as file:
+        try:
+            built = tvm.tirx.build(module, target=target)
+            built.write_to_file(f"/proc/self/fd/{memory.fileno()}", "o")
+        except Exception as error:  # TVM raises many types; all mean the same here
+            raise CompileError(
+                f"TVM could not generate code: {last_words(error)}",
+                hint="please report this with the model's operators (`edgesdk inspect`)",
+            ) from error
+        shutil.copyfileobj(memory, file)
 
 
 def check_symbols(path: Path) -> None:

@@ -92,7 +92,13 @@ def run_launcher(
         folder = Path(temporary)
         argv = [*prefix, str(launcher), str(library), "--output", str(folder)]
         for index, array in enumerate(inputs):
-            np.save(folder / f"input_{index}.npy", np.asarray(array, order="C"))
+            try:
+                np.save(folder / f"input_{index}.npy", np.asarray(array, order="C"))
+            except OSError as error:
+                raise CompileError(
+                    f"cannot write an input of the check to {folder.parent}: {error}",
+                    hint="free some space there, or set TMPDIR to another folder",
+                ) from error
             argv += ["--input", f"{index}={folder / f'input_{index}.npy'}"]
         try:
             result = run_command(argv, timeout_s=RUN_LIMIT_S)

@@ -41,6 +41,13 @@ def test_failure_leaves_the_older_bundle_and_nothing_else(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
+def test_names_the_file_elsewhere_that_cannot_be_written(tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "object.o"
+    told = pytest.raises(CompileError, match=f"cannot write {cache}: Permission denied")
+    with told, staged_folder(tmp_path / "bundles" / "one"):
+        raise PermissionError(13, "Permission denied", str(cache))
+
+
 def test_keeps_what_is_no_bundle(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
     output.mkdir()

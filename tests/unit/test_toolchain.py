@@ -14,7 +14,7 @@ from edgesdk.errors import CompileError, ConfigError, ToolMissingError
 from edgesdk.proc import run_command
 from edgesdk.profiles import load_target, machine_of
 from edgesdk.resources import data_folder
-from edgesdk.toolchain import emulator_command, find_qemu, load_toolchain
+from edgesdk.toolchain import Compilers, emulator_command, find_qemu, load_toolchain
 
 SHIPPED = sorted(path.stem for path in data_folder("toolchains").glob("*.toml"))
 INSTALLED = ("native", "gnu-aarch64", "gnu-armhf")
@@ -269,3 +269,21 @@ def test_fingerprint_changes_with_flags_and_compiler() -> None:
 
 def test_version_line() -> None:
     assert load_toolchain("gnu-aarch64").version().startswith("aarch64-linux-gnu-g++")
+
+
+def test_full_disk_is_told_as_such(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        "echo \"Fatal error: can't write 10 bytes to x.o: 'No space left on device'\" >&2\n"
+        "exit 1\n"
+    )
+    compiler.chmod(0o755)
+    command = (str(compiler),)
+    toolchain = dataclasses.replace(
+        load_toolchain("native"), compilers=(Compilers(cc=command, cxx=command),)
+    )
+    with pytest.raises(CompileError) as caught:
+        toolchain.compile_object(tmp_path / "x.cc", tmp_path / "x.o")
+    assert caught.value.message == "cannot compile x.cc: no space left on the disk"
+    assert caught.value.hint == "free some space"
