@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgesdk.profiles import TargetProfile
     from edgesdk.tuning.devicekey import DeviceKey
     from edgesdk.tuning.lookup import RecordLookup
+    from edgesdk.tuning.options import TuneOptions
     from edgesdk.tuning.session import TuneResult
     from edgesdk.tuning.state import SessionState
 
@@ -265,47 +266,48 @@ def tune(
     device: str = "local",
     shapes: Mapping[str, Sequence[int]] | None = None,
     output: str | Path | None = None,
-    trials: int | None = None,
-    minutes: float | None = None,
-    seed: int = 0,
-    resume: bool = True,
-    repeat: int = 5,
-    min_repeat_ms: float = 20.0,
-    threads: int = 0,
+    tracker: str | None = None,
+    key: str | None = None,
     report: str | Path | None = None,
     records: str | Path | None = None,
     show: Callable[[SessionState], None] = lambda state: None,
+    options: TuneOptions | None = None,
+    **choices: Any,
 ) -> TuneResult:
     """Searches for the fastest code of each layer of a model on a device, and writes a bundle.
 
-    `trials` bounds the number of measurements, `minutes` the time (10 if neither is given). What is
-    measured is recorded at once, in the user's database or in `records`; with `resume` nothing that
-    is recorded is measured again. `report` is an HTML file that is kept up to date, by default
-    beside the bundle. `show` hears of every trial.
+    `tracker` ("host:port") and `key` name devices behind TVM's RPC tracker, instead of `device`.
+    What is measured is recorded at once, in the user's database or in `records`. `report` is an
+    HTML file that is kept up to date, by default beside the bundle. `show` hears of every trial.
+    How to search are the fields of `edgesdk.tuning.options.TuneOptions`, as arguments (`trials=`,
+    `minutes=`, `seed=`, ...) or as `options`.
 
-    Raises what `compile` raises; TuningError when the device gives no usable measurements;
-    DeviceUnreachableError and DeviceError when it is lost for good.
+    Raises what `compile` raises; UsageError for options; TuningError when the device gives no
+    usable measurements; DeviceUnreachableError and DeviceError when it is lost for good. The first
+    KeyboardInterrupt ends the search only.
     """
     from edgesdk.profiles import load_target
-    from edgesdk.tuning.session import TuneOptions, check_options, tune_model
+    from edgesdk.tuning.options import TuneOptions
+    from edgesdk.tuning.place import Board, Place, Tracked
+    from edgesdk.tuning.session import tune_model
 
-    options = TuneOptions(
-        trials=trials,
-        minutes=minutes,
-        seed=seed,
-        resume=resume,
-        repeat=repeat,
-        min_repeat_ms=min_repeat_ms,
-        threads=threads,
-    )
-    check_options(options)
+    if options is not None and choices:
+        raise TypeError(f"tune() takes options, or {', '.join(choices)}, not both")
+    chosen = options or TuneOptions(**choices)
+    if (tracker is None) != (key is None):
+        raise UsageError("a tracker and a key belong together", hint="--tracker host:port --key K")
+    profile = load_target(target)
+    place: Place = Board(device, profile, threads=chosen.threads)
+    if tracker is not None and key is not None:
+        place = Tracked(tracker, key, profile)
     return tune_model(
         Path(model),
-        profile=load_target(target),
-        device=device,
+        profile=profile,
+        target=target,
+        place=place,
         shapes=shapes,
         output=Path(output) if output is not None else None,
-        options=options,
+        options=chosen,
         records_path=Path(records) if records is not None else None,
         report=Path(report) if report is not None else None,
         show=show,

@@ -146,8 +146,9 @@ def compile_(
 
 @dataclass(frozen=True)
 class _Work:
-    """One bundle to compile."""
+    """One bundle to compile. `name` is the target as the user or the project calls it."""
 
+    name: str
     title: str
     model: Path
     profile: str
@@ -172,7 +173,7 @@ def plan_works(
                 "no target is given", hint="add --target local, or one of `edgesdk targets`"
             )
         chosen = precision or "fp32"
-        return [_Work(Path(target).stem, path, target, shapes, chosen, output)]
+        return [_Work(target, Path(target).stem, path, target, shapes, chosen, output)]
     # A target that the project does not name is fine as an argument: it has no options then.
     targets = [target] if target is not None else list(project.targets)
     if not targets:
@@ -190,6 +191,7 @@ def plan_works(
         options = project.targets.get(name)
         works.append(
             _Work(
+                name=name,
                 title=Path(name).stem,
                 model=path,
                 profile=project.profile(name) if options else name,

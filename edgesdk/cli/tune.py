@@ -19,9 +19,12 @@ from edgesdk.cli.options import (
     parse_shapes,
     project_of,
 )
+from edgesdk.errors import UsageError
 
 if TYPE_CHECKING:
     from edgesdk.tuning.session import TuneResult
+
+_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -41,6 +44,10 @@ def tune(
         float | None,
         typer.Option("--minutes", metavar="M", help="Search for M minutes (default: 10)."),
     ] = None,
+    tuner: Annotated[
+        str,
+        typer.Option("--tuner", metavar="T", help="evolutionary, random, grid or replay."),
+    ] = "evolutionary",
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the search.")] = 0,
     resume: Annotated[
         bool,
@@ -54,9 +61,41 @@ def tune(
     min_repeat_ms: Annotated[
         float, typer.Option("--min-repeat-ms", metavar="MS", help="Length of a sample.")
     ] = 20.0,
+    flush_cache: Annotated[
+        bool, typer.Option("--flush-cache", help="Empty the caches before each call.")
+    ] = False,
     threads: Annotated[
         int, typer.Option("--threads", metavar="N", help="Threads; 0: all CPUs of the device.")
     ] = 0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="For a candidate on the device.")
+    ] = 20.0,
+    memory_limit: Annotated[
+        int, typer.Option("--memory-limit", metavar="MIB", help="The same for its memory.")
+    ] = 1024,
+    build_timeout: Annotated[
+        float, typer.Option("--build-timeout", metavar="S", help="For the build of a candidate.")
+    ] = 60.0,
+    build_memory: Annotated[
+        int, typer.Option("--build-memory", metavar="MIB", help="The same for its memory.")
+    ] = 4096,
+    min_valid: Annotated[
+        float,
+        typer.Option(
+            "--min-valid", metavar="SHARE", help="Fail if a smaller share can be measured."
+        ),
+    ] = 0.5,
+    tracker: Annotated[
+        str | None,
+        typer.Option(
+            "--tracker",
+            metavar="HOST:PORT",
+            help="Measure behind TVM's RPC tracker instead of on a device of the list.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="K", help="The device's key at the tracker.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -78,17 +117,43 @@ def tune(
     """Search for the fastest code of each layer on the device itself.
 
     Every trial is recorded as it is measured: a session that ends in the middle goes on where it
-    stopped. The bundle that is written uses what was found, unless it is not faster.
+    stopped. The bundle that is written uses what was found, unless it is not faster. Ctrl-C ends
+    the search and writes the bundle of the best so far.
     """
     from edgesdk import api
     from edgesdk.tuning.live import LiveTable
+    from edgesdk.tuning.options import TuneOptions
 
+    if tracker is not None and device is not None:
+        raise UsageError("--device and --tracker name two devices", hint="leave one of them out")
+    options = TuneOptions(
+        trials=trials,
+        minutes=minutes,
+        tuner=tuner,
+        seed=seed,
+        resume=resume,
+        min_valid_share=min_valid,
+        repeat=repeat,
+        min_repeat_ms=min_repeat_ms,
+        flush_cache=flush_cache,
+        threads=threads,
+        timeout_s=timeout,
+        memory_limit_mib=memory_limit,
+        build_timeout_s=build_timeout,
+        build_memory_mib=build_memory,
+    )
     works = plan_works(model, target, parse_shapes(shape), None, output)
+    if report is not None and len(works) > 1:
+        raise UsageError(
+            f"--report names one file, and the project has {len(works)} targets",
+            hint=f"add --target {works[0].title}",
+        )
     project = project_of(model)
     results = []
+    interrupted = False
     for work in works:
-        options = project.targets.get(target or work.title) if project else None
-        chosen = device or (options.device if options else None) or "local"
+        table = project.targets.get(work.name) if project else None
+        chosen = device or (table.device if table else None) or "local"
         with LiveTable() as live:
             result = api.tune(
                 work.model,
@@ -96,22 +161,23 @@ def tune(
                 device=chosen,
                 shapes=work.shapes,
                 output=work.output,
-                trials=trials,
-                minutes=minutes,
-                seed=seed,
-                resume=resume,
-                repeat=repeat,
-                min_repeat_ms=min_repeat_ms,
-                threads=threads,
+                tracker=tracker,
+                key=key,
                 report=report,
                 records=records,
                 show=live.update,
+                options=options,
             )
         results.append(_result(result))
         if not as_json:
             print(_text(result), flush=True)
+        interrupted = result.state.phase == "interrupted"
+        if interrupted:
+            break
     if as_json:
         console.print_json({"sessions": results})
+    if interrupted:
+        raise typer.Exit(_INTERRUPTED)
 
 
 def _result(result: TuneResult) -> dict[str, Any]:
@@ -119,9 +185,10 @@ def _result(result: TuneResult) -> dict[str, Any]:
     final = state.final
     return {
         "bundle": result.bundle.path.absolute(),
-        "report": result.report.absolute() if result.report else None,
+        "report": result.report.absolute(),
         "target": state.target,
         "device": state.device,
+        "phase": state.phase,
         "trials": state.trials,
         "errors": state.errors,
         "final": asdict(final) | {"gain": final.gain} if final else None,
@@ -133,23 +200,18 @@ def _result(result: TuneResult) -> dict[str, Any]:
 
 
 def _text(result: TuneResult) -> str:
-    import statistics
+    from edgesdk.tuning.live import errors_text, summary_texts
 
-    state, final = result.state, result.state.final
+    state = result.state
     facts = [("bundle", str(result.bundle.path)), ("trials", str(state.trials))]
-    if state.errors:
-        failed = ", ".join(f"{count} {kind}" for kind, count in state.errors.items())
-        facts.append(("failed", failed))
-    if final is not None:
-        untuned = statistics.median(final.untuned_ms)
-        tuned = statistics.median(final.tuned_ms)
-        kept = "" if final.shipped else ": the untuned code is kept"
-        facts.append(
-            ("latency", f"{tuned:.3f} ms tuned, {untuned:.3f} ms untuned, {final.gain:.2f}x{kept}")
-        )
+    if errors_text(state.errors):
+        facts.append(("failed", errors_text(state.errors).partition(": ")[2]))
+    if state.final is None:
+        facts.append(("latency", "as before: no schedule beats the default ones"))
+    else:
+        facts.append(("latency", summary_texts(state)[0].removeprefix("latency ")))
     rungs = result.bundle.manifest.build["coverage"]["rungs"]
     served = ", ".join(f"{len(kernels)} {rung}" for rung, kernels in rungs.items())
     facts.append(("kernels", served or "none"))
-    if result.report is not None:
-        facts.append(("report", str(result.report)))
+    facts.append(("report", str(result.report)))
     return console.facts(facts)

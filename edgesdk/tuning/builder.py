@@ -23,14 +23,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import edgesdk
 from edgesdk.errors import EdgeSdkError
 
 if TYPE_CHECKING:
     from edgesdk.profiles import TargetProfile
     from edgesdk.toolchain import Toolchain
 
+_START = (
+    "import sys; sys.path.append(sys.argv[1]);from edgesdk.tuning.builder import nursery; nursery()"
+)
 _LENGTH = struct.Struct("<Q")
-START_LIMIT_S = 120.0
+# What C++, the compiler and the linker say when they get no more.
+_OUT_OF_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory", "memory exhausted")
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """`error_kind`: "" (built), "schedule" (the knobs do not fit), "build", "timeout" or "memory"."""
+    """`error_kind`: "" (built), "schedule" (knobs do not fit), "build", "timeout", "memory"."""
 
     number: int
     error_kind: str
@@ -86,7 +91,8 @@ class Builder:
 
     def __enter__(self) -> Builder:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from edgesdk.tuning.builder import nursery; nursery()"],
+            # Nothing in the user's folder may stand for a module: -P.
+            [sys.executable, "-P", "-c", _START, str(Path(edgesdk.__file__).parents[1])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -190,25 +196,31 @@ def nursery() -> None:
     tasks: dict[str, Any] = {}
     queue: deque[BuildRequest] = deque()
     running: list[_Running] = []
-    while True:
-        while queue and len(running) < settings["workers"]:
-            request = queue.popleft()
-            running.append(_start(request, tasks[request.workload], target, settings))
-        wait_s = min((r.deadline - time.monotonic() for r in running), default=3600.0)
-        watched = [requests, *(r.pipe for r in running)]
-        ready, _, _ = select.select(watched, [], [], max(0.0, wait_s))
-        for worker in list(running):
-            if worker.pipe in ready or time.monotonic() >= worker.deadline:
-                running.remove(worker)
-                _write(results, _finish(worker))
-        if requests in ready:
-            item = _read(requests)
-            if item is None:
-                return
-            if isinstance(item, BuildTask):
-                tasks[item.workload] = tvm.ir.load_json(item.function)
-            else:
-                queue.append(item)
+    try:
+        while True:
+            while queue and len(running) < settings["workers"]:
+                request = queue.popleft()
+                running.append(_start(request, tasks[request.workload], target, settings))
+            wait_s = min((r.deadline - time.monotonic() for r in running), default=3600.0)
+            watched = [requests, *(r.pipe for r in running)]
+            ready, _, _ = select.select(watched, [], [], max(0.0, wait_s))
+            for worker in list(running):
+                if worker.pipe in ready or time.monotonic() >= worker.deadline:
+                    running.remove(worker)
+                    _write(results, _finish(worker))
+            if requests in ready:
+                item = _read(requests)
+                if item is None:
+                    return
+                if isinstance(item, BuildTask):
+                    tasks[item.workload] = tvm.ir.load_json(item.function)
+                else:
+                    queue.append(item)
+    except BrokenPipeError:
+        pass
+    finally:  # the session ended, or was killed
+        for worker in running:
+            _kill(worker)
 
 
 def _start(request: BuildRequest, function: Any, target: Any, settings: dict[str, Any]) -> _Running:
@@ -216,14 +228,16 @@ def _start(request: BuildRequest, function: Any, target: Any, settings: dict[str
     now = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        os.close(reader)
-        os.setpgid(0, 0)
-        limit = settings["memory_limit_bytes"] + _address_space_bytes()
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        outcome = _build(request, function, target, settings)
-        with os.fdopen(writer, "wb") as answer:
-            pickle.dump(outcome, answer)
-        os._exit(0)
+        try:
+            os.close(reader)
+            os.setpgid(0, 0)
+            limit = settings["memory_limit_bytes"] + _address_space_bytes()
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            outcome = _build(request, function, target, settings)
+            with os.fdopen(writer, "wb") as answer:
+                pickle.dump(outcome, answer)
+        finally:
+            os._exit(0)  # never back into the parent's loop
     os.close(writer)
     pipe = os.fdopen(reader, "rb", buffering=0)
     return _Running(request, pid, pipe, now + settings["timeout_s"], now)
@@ -257,7 +271,9 @@ def _build(
     except MemoryError:
         return "memory", "the build needed more memory than it may have"
     except Exception as error:
-        return "build", f"{type(error).__name__}: {codegen.last_words(error)[:300]}"
+        text = f"{type(error).__name__}: {codegen.last_words(error)[:300]}"
+        short = any(words in str(error) for words in _OUT_OF_MEMORY)
+        return ("memory" if short else "build"), text
     return "", ""
 
 
@@ -270,10 +286,7 @@ def _finish(worker: _Running) -> BuildResult:
     if in_time:
         while chunk := os.read(worker.pipe.fileno(), 1 << 16):
             data += chunk
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.pipe.close()
-    _, status = os.waitpid(worker.pid, 0)
+    status = _kill(worker)
     if not in_time:
         return BuildResult(number, "timeout", f"not built within {seconds:.0f} s", seconds)
     if not data:
@@ -281,6 +294,17 @@ def _finish(worker: _Running) -> BuildResult:
         return BuildResult(number, "build", f"the compiler ended with {reason}", seconds)
     kind, text = pickle.loads(data)
     return BuildResult(number, kind, text, seconds)
+
+
+def _kill(worker: _Running) -> int:
+    """Ends a worker, if it has not ended, with all that it started; returns its status."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    # Right after the fork it has no group of its own yet.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker.pid, signal.SIGKILL)
+    worker.pipe.close()
+    return os.waitpid(worker.pid, 0)[1]
 
 
 def _write(stream: Any, item: Any) -> None:

@@ -7,6 +7,7 @@ each, which keeps a report of ten thousand trials small.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -80,13 +81,20 @@ def search_chart(
 
 
 def spread_chart(*, label: str, rows: Sequence[tuple[str, Series]], width: int = 720) -> str:
-    """Returns one row of dots per series, with a mark at the median; `points` are (any, ms > 0)."""
+    """Returns one row of dots per series, with a mark at the median; `points` are (any, ms > 0).
+
+    A few runs that were disturbed must not squeeze all others into a corner: what takes more than
+    three times the slowest median is beyond the right end, and its number stands there.
+    """
     values = [y for _, series in rows for _, y in series.points]
     if not values:
         return ""
     left, row_height = 76, 40
     height = len(rows) * row_height + 30
-    low, high = min(values), max(values)
+    medians = [
+        statistics.median(y for _, y in series.points) for _, series in rows if series.points
+    ]
+    low, high = min(values), min(max(values), 3 * max(medians))
     pad = (high - low) * 0.05 or low * 0.05
     low, high = low - pad, high + pad
 
@@ -105,11 +113,14 @@ def spread_chart(*, label: str, rows: Sequence[tuple[str, Series]], width: int =
         dots = [
             f"M{x(ms):.1f} {middle + (turn % 5 - 2) * 5:.1f}h0"
             for turn, (_, ms) in enumerate(series.points)
+            if ms <= high
         ]
         parts.append(_path(f"dots {series.css}", dots))
-        ordered = sorted(ms for _, ms in series.points)
-        if ordered:
-            median = (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2
+        beyond = len(series.points) - len(dots)
+        if beyond:
+            parts.append(_text(width - 4, middle + 4, f"{beyond} slower \u2192", "end"))
+        if series.points:
+            median = statistics.median(y for _, y in series.points)
             parts.append(
                 _path(f"line {series.css}", [f"M{x(median):.1f} {middle - 16}v32"]),
             )

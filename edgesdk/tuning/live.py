@@ -90,6 +90,7 @@ class _Lines:
         self._phase = ""
         self._done: set[str] = set()
         self._errors: set[str] = set()
+        self._note = ""
         self._said_at = time.monotonic()
 
     def start(self) -> None:
@@ -104,6 +105,10 @@ class _Lines:
             if task.phase in ("done", "skipped") and task.workload not in self._done:
                 self._done.add(task.workload)
                 self._say(task_text(task))
+        if state.note != self._note:
+            self._note = state.note
+            if state.note:
+                self._say(state.note)
         for kind, number in state.errors.items():
             if number and kind not in self._errors:
                 self._errors.add(kind)
@@ -151,8 +156,9 @@ def live_table(state: SessionState, height: int) -> RenderableType:
         lines.append(Text(f"and {len(rest)} more with {share:.1%} of the time", style="dim"))
     latency, progress, errors = summary_texts(state)
     lines += [Text(latency, style="bold"), Text(progress)]
-    if errors:
-        lines.append(Text(errors, style="yellow"))
+    for text in (errors, state.note):
+        if text:
+            lines.append(Text(text, style="yellow"))
     return Group(*lines)
 
 
@@ -184,6 +190,8 @@ def task_text(task: TaskState) -> str:
     """Returns one line that says what came of a task."""
     if task.phase == "skipped":
         return f"{task.name}: not tuned" + (f" ({task.note})" if task.note else "")
+    if task.trials == 0:
+        return f"{task.name}: not reached"
     if task.best_ms is None:
         return f"{task.name}: no valid measurement in {task.trials} trials"
     was = "" if task.baseline_ms is None else f", was {time_text(task.baseline_ms)}"
@@ -204,8 +212,10 @@ def summary_texts(state: SessionState) -> tuple[str, str, str]:
             time_text(statistics.median(ms))
             for ms in (state.final.tuned_ms, state.final.untuned_ms)
         )
-        verdict = "" if state.final.shipped else ", so the untuned code is kept"
-        latency = f"latency {tuned} (measured), untuned {untuned}: {state.final.gain:.2f}x{verdict}"
+        how = "sum of the tuned kernels" if state.final.summed else "measured"
+        latency = f"latency {tuned} ({how}), untuned {untuned}: {state.final.gain:.2f}x"
+        if state.final.verdict:
+            latency += f"; {state.final.verdict}"
     limit = "" if state.trial_limit is None else f" of {state.trial_limit}"
     parts = [f"{state.trials}{limit} trials", f"{state.trials_per_s:.1f} a second"]
     parts.append(f"{duration_text(state.elapsed_s)} so far")

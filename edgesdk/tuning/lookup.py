@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
-from edgesdk.schedules import Candidate, kernel_space, workload_of
+from edgesdk.schedules import Candidate, KernelSpace, kernel_space, workload_of
 from edgesdk.tuning.devicekey import DeviceKey
 from edgesdk.tuning.records import Records, Where, records_path
-from edgesdk.tuning.trial import TrialRecord, canonical, target_key, winner
+from edgesdk.tuning.search import fits
+from edgesdk.tuning.trial import TrialRecord, target_key, winner
 
 # A tuned candidate must beat the template's default by this much, or it is noise.
 WORTH_HAVING = 0.02
@@ -25,7 +27,8 @@ _RUNGS = {
 class RecordLookup:
     """Looks candidates up in the records for one target and, if known, one kind of device.
 
-    Use it as a context manager. `used` holds the candidates it gave, by workload.
+    Use it as a context manager. `used` holds the candidates it gave, by workload; `skipped` counts
+    the records that no longer fit the templates, by reason.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class RecordLookup:
         path = records_path(path)
         self._records = Records.open(path, read_only=True) if path.exists() else None
         self.used: dict[str, Candidate] = {}
+        self.skipped: Counter[str] = Counter()
 
     def __enter__(self) -> RecordLookup:
         return self
@@ -50,28 +54,42 @@ class RecordLookup:
         if self._records is None:
             return None
         workload = workload_of(function)
-        found = self._best(self._records, workload)
+        trials: dict[DeviceKey, list[TrialRecord]] = {}
+        every = list(self._records.trials(Where(workload, self._target)))
+        if not every:
+            return None
+        space = kernel_space(function, self._profile)
+        for trial in every:
+            if fits(space, trial.candidate):
+                trials.setdefault(trial.device, []).append(trial)
+            else:
+                self.skipped[f"made by edgesdk {trial.edgesdk}, its knobs no longer exist"] += 1
+        found = self._best(self._records, workload, trials, space)
         if found is None:
             return None
         record, level = found
-        where = Where(workload, self._target, record.device.fingerprint)
-        space = kernel_space(function, self._profile)
-        usual = canonical(space.candidate(space.default))
-        default = winner(
-            trial for trial in self._records.trials(where) if canonical(trial.candidate) == usual
-        )
+        usual = space.candidate(space.default)
+        default = winner(t for t in trials[record.device] if t.candidate == usual)
         if default is not None and record.cost_s > (1 - WORTH_HAVING) * default.cost_s:
             return None
         self.used[workload] = record.candidate
         return record.candidate, _RUNGS[level]
 
-    def _best(self, records: Records, workload: str) -> tuple[TrialRecord, str] | None:
+    def _best(
+        self,
+        records: Records,
+        workload: str,
+        trials: dict[DeviceKey, list[TrialRecord]],
+        space: KernelSpace,
+    ) -> tuple[TrialRecord, str] | None:
         if self._device is not None:
-            return records.best(workload, self._target, self._device)
+            return records.best(
+                workload,
+                self._target,
+                self._device,
+                accept=lambda candidate: fits(space, candidate),
+            )
         # No device is known: the kind of device of this target with the most trials.
-        trials: dict[DeviceKey, list[TrialRecord]] = {}
-        for trial in records.trials(Where(workload, self._target)):
-            trials.setdefault(trial.device, []).append(trial)
         for group in sorted(trials.values(), key=len, reverse=True):
             won = winner(group)
             if won is not None:

@@ -11,7 +11,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -174,11 +174,17 @@ class Records:
             return {candidate for (candidate,) in rows}
 
     def best(
-        self, workload: str, target: str, device: DeviceKey
+        self,
+        workload: str,
+        target: str,
+        device: DeviceKey,
+        *,
+        accept: Callable[[dict[str, Any]], bool] = lambda candidate: True,
     ) -> tuple[TrialRecord, Level] | None:
         """Returns the fastest candidate (see winner()) and how near its device is (see level_of()).
 
         The nearest device that has one is taken: costs on different devices are not compared.
+        Candidates that `accept` refuses are passed over.
         """
         known = self._devices_with(workload, target)
         levels: tuple[Level, ...] = ("device", "model", "cpu")
@@ -186,7 +192,8 @@ class Records:
             near = [(d, trials) for d, trials in known if level_of(device, d) == level]
             near.sort(key=lambda item: (nearness(device, item[0]), item[1]), reverse=True)
             for other, _ in near:
-                won = winner(self.trials(Where(workload, target, other.fingerprint)))
+                trials = self.trials(Where(workload, target, other.fingerprint))
+                won = winner(trial for trial in trials if accept(trial.candidate))
                 if won is not None:
                     return won, level
         return None

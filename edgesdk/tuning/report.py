@@ -17,7 +17,7 @@ from edgesdk.tuning.charts import Series, safe, search_chart, spread_chart
 from edgesdk.tuning.files import replacing
 from edgesdk.tuning.live import duration_text, errors_text
 from edgesdk.tuning.state import FinalLatency, SessionState, TaskState
-from edgesdk.tuning.trial import TrialRecord, canonical, winner
+from edgesdk.tuning.trial import TrialRecord, canonical
 
 _STYLE = Path(__file__).with_name("report.css")
 _LONGEST_ERROR = 2_000
@@ -65,7 +65,7 @@ def render_report(
         _layers(tasks),
         _histories(tasks, by_task),
         _failures(trials),
-        _schedules(tasks, by_task),
+        _schedules(tasks),
         _environment(environment),
     ]
     style = _STYLE.read_text(encoding="utf-8")
@@ -114,7 +114,8 @@ def _numbers(state: SessionState, trials: Sequence[TrialRecord]) -> str:
         tuned, untuned = (
             statistics.median(ms) for ms in (state.final.tuned_ms, state.final.untuned_ms)
         )
-        cells.append((_gain(state.final.gain), "measured on the device"))
+        how = "the sum of its kernels" if state.final.summed else "measured on the device"
+        cells.append((_gain(state.final.gain), how))
         cells.append((time_text(tuned), f"latency; untuned {time_text(untuned)}"))
     elif state.gain is not None and state.latency_ms and state.baseline_latency_ms:
         cells.append((_gain(state.gain), "estimated so far"))
@@ -179,12 +180,16 @@ def _final(final: FinalLatency) -> str:
     verdict = (
         '<span class="good">The bundle uses the tuned code.</span>'
         if final.shipped
-        else '<span class="bad">The bundle keeps the untuned code.</span>'
+        else f'<span class="bad">{safe(final.verdict[:1].upper() + final.verdict[1:])}.</span>'
+    )
+    what = (
+        "The sum over the kernels that were tuned: this device runs no whole networks."
+        if final.summed
+        else "The whole network on the device, untuned and tuned in turns; the bar is the median."
     )
     return (
-        "<section><h2>Measured latency</h2>"
-        '<p class="soft small">The whole network on the device, untuned and tuned in turns;'
-        " the bar is the median. Largest error of the tuned outputs:"
+        f"<section><h2>{'Latency of the kernels' if final.summed else 'Measured latency'}</h2>"
+        f'<p class="soft small">{what} Largest error of the tuned outputs:'
         f" {final.max_relative_error:.2g} relative. {verdict}</p>"
         f'<div class="scroll">{chart}</div>'
         '<div class="scroll"><table><tr><th></th><th class="right">median</th>'
@@ -201,33 +206,50 @@ def _layers(tasks: Sequence[TaskState]) -> str:
         (task.calls * max(task.baseline_ms or 0.0, task.best_ms or 0.0) for task in tasks),
         default=0.0,
     )
-    rows = []
-    for task in tasks:
-        bars = "".join(
-            f'<div class="bar {css}" style="width:{100 * task.calls * ms / longest:.1f}%"></div>'
-            for css, ms in (("before", task.baseline_ms), ("after", task.best_ms))
-            if ms is not None and longest > 0
-        )
-        note = f'<br><span class="soft small">{safe(task.note)}</span>' if task.note else ""
-        rows.append(
-            f'<tr><td class="name">{safe(task.name)}{note}</td>'
-            + _right(str(task.calls), f"{task.share:.1%}", str(task.trials))
-            + _right(_time(task.baseline_ms), _time(task.best_ms))
-            + _right(
-                "" if task.gain is None else f"{task.gain:.2f}x",
-                "" if task.gflops is None else f"{task.gflops:.1f}",
-            )
-            + f'<td class="bars">{bars}</td></tr>'
-        )
     heads = "".join(
         f'<th class="right">{name}</th>'
         for name in ("calls", "share", "trials", "before", "after", "gain", "GFLOP/s")
     )
+
+    def table(chosen: Sequence[TaskState]) -> str:
+        rows = "".join(_layer(task, longest) for task in chosen)
+        return (
+            '<div class="scroll"><table>'
+            f"<tr><th>kernel</th>{heads}<th></th></tr>{rows}</table></div>"
+        )
+
+    tuned = [task for task in tasks if task.phase != "skipped"]
+    skipped = [task for task in tasks if task.phase == "skipped"]
+    folded = ""
+    if skipped:
+        share = sum(task.share for task in skipped)
+        folded = (
+            f"<details><summary>{len(skipped)} more that are not tuned, with {share:.1%} of the"
+            f" time</summary>{table(skipped)}</details>"
+        )
     return (
         '<section><h2>Layers</h2><p class="soft small">Times are for one call, bars for all calls'
         f" of one run {_legend(before='before tuning', after='best so far')}</p>"
-        '<div class="scroll"><table>'
-        f"<tr><th>kernel</th>{heads}<th></th></tr>{''.join(rows)}</table></div></section>"
+        f"{table(tuned) if tuned else ''}{folded}</section>"
+    )
+
+
+def _layer(task: TaskState, longest: float) -> str:
+    bars = "".join(
+        f'<div class="bar {css}" style="width:{100 * task.calls * ms / longest:.1f}%"></div>'
+        for css, ms in (("before", task.baseline_ms), ("after", task.best_ms))
+        if ms is not None and longest > 0
+    )
+    note = f'<br><span class="soft small">{safe(task.note)}</span>' if task.note else ""
+    return (
+        f'<tr><td class="name">{safe(task.name)}{note}</td>'
+        + _right(str(task.calls), f"{task.share:.1%}", str(task.trials))
+        + _right(_time(task.baseline_ms), _time(task.best_ms))
+        + _right(
+            "" if task.gain is None else f"{task.gain:.2f}x",
+            "" if task.gflops is None else f"{task.gflops:.1f}",
+        )
+        + f'<td class="bars">{bars}</td></tr>'
     )
 
 
@@ -297,13 +319,12 @@ def _failures(trials: Sequence[TrialRecord]) -> str:
     )
 
 
-def _schedules(tasks: Sequence[TaskState], by_task: Mapping[str, list[TrialRecord]]) -> str:
+def _schedules(tasks: Sequence[TaskState]) -> str:
     blocks = []
     for task in tasks:
-        won = winner(by_task[task.workload])
-        if won is None and not task.schedule:
+        if not task.candidate and not task.schedule:
             continue
-        candidate = "" if won is None else f"<code>{safe(canonical(won.candidate))}</code>"
+        candidate = f"<code>{safe(task.candidate)}</code>" if task.candidate else ""
         script = task.schedule
         if len(script) > _LONGEST_SCHEDULE:
             script = script[:_LONGEST_SCHEDULE] + "\n# cut off here"

@@ -24,7 +24,8 @@ class TaskState:
     `trials` counts the measurements so far, failed ones too. `baseline_ms` is the kernel as an
     untuned build has it, `best_ms` the best so far (None: nothing measured), `gflops` the speed of
     the best in 10^9 operations a second. `note` says why a task is skipped, or what it starts from
-    ("records of the same CPU"). `schedule` is the best so far as TVMScript, where it is known.
+    ("records of the same CPU"). `candidate` is the best so far by all records of this device, as
+    JSON, `schedule` the kernel that it gives as TVMScript; "" where they are not known yet.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TaskState:
     best_ms: float | None = None
     gflops: float | None = None
     note: str = ""
+    candidate: str = ""
     schedule: str = ""
 
     @property
@@ -51,14 +53,25 @@ class TaskState:
 class FinalLatency:
     """The whole network, untuned and tuned in turns on the device; latencies in milliseconds.
 
-    `max_relative_error` compares the tuned outputs with the reference. `shipped` says whether the
-    bundle uses the tuned code.
+    `max_relative_error` compares the tuned outputs with the reference; `wrong` says that it is more
+    than is allowed. `shipped` says whether the bundle uses the tuned code. With `summed`, the
+    device could not run the network: both are sums over the kernels that were tuned.
     """
 
     untuned_ms: tuple[float, ...]
     tuned_ms: tuple[float, ...]
     max_relative_error: float
     shipped: bool
+    wrong: bool = False
+    summed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Why the tuned code is not used, or ""."""
+        if self.shipped:
+            return ""
+        why = "gives wrong results on the device" if self.wrong else "is not faster"
+        return f"the tuned network {why}: the untuned code is kept"
 
     @property
     def gain(self) -> float:
@@ -73,7 +86,7 @@ class SessionState:
     `baseline_latency_ms` and `latency_ms` are estimates for the network, before tuning and with the
     best so far: the sum over its tasks. `trial_limit` or `time_limit_s` is what the user allowed,
     `eta_s` what is left of it. `errors` counts failed trials by error kind. `temperature_c` and
-    `throttled` are None where the device cannot tell.
+    `throttled` are None where the device cannot tell. `note` says what the session waits for.
     """
 
     model: str
@@ -92,6 +105,7 @@ class SessionState:
     temperature_c: float | None = None
     throttled: bool | None = None
     errors: dict[str, int] = field(default_factory=dict)
+    note: str = ""
     final: FinalLatency | None = None
 
     @property

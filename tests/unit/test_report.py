@@ -38,7 +38,11 @@ EVIL = '<script>alert("x")</script>&\x00\x1b[31m\udcff'
 
 TASKS = (
     TaskState("fused_conv2d", CONV, 3, 0.75, "tuning", 4, 10.0, 4.0, 21.5),
-    TaskState("fused_dense", DENSE, 1, 0.2, "done", 2, 8.0, 7.0, 3.25, schedule="def main(): ..."),
+    TaskState(
+        *("fused_dense", DENSE, 1, 0.2, "done", 2, 8.0, 7.0, 3.25),
+        candidate='{"knobs":{"columns":14},"template":"conv2d_direct"}',
+        schedule="def main(): ...",
+    ),
     TaskState("fused_reshape[x]", "0e" * 16, 1, 0.05, "skipped", note="one candidate only"),
 )
 STATE = SessionState(
@@ -286,6 +290,30 @@ def test_the_report_says_it_all() -> None:
     assert page.seen.count("svg") == 4
 
 
+def test_what_is_not_tuned_is_folded_away() -> None:
+    html = _report()
+    folded = html[html.index("1 more that are not tuned, with 5.0% of the time") :]
+    assert "fused_reshape" in folded and "fused_conv2d" not in folded[: folded.index("</details>")]
+
+
+def test_a_sum_of_kernels_is_called_so() -> None:
+    final = FinalLatency((2.0,), (1.0,), 0.0, True, summed=True)
+    html = _report(replace(STATE, final=final))
+    assert "runs no whole networks" in html and "measured on the device" not in html
+    assert "sum of the tuned kernels" in summary_texts(replace(STATE, final=final))[0]
+
+
+def test_wrong_results_are_called_out() -> None:
+    final = FinalLatency((2.0,), (1.0,), 0.5, False, wrong=True)
+    assert "wrong results on the device" in _report(replace(STATE, final=final))
+
+
+def test_outliers_do_not_squeeze_the_spread() -> None:
+    final = FinalLatency((1.0,) * 20 + (90.0,), (0.9,) * 21, 0.0, True)
+    html = _report(replace(STATE, final=final))
+    assert "1 slower" in html
+
+
 def test_before_the_end_the_latency_is_an_estimate() -> None:
     page = _checked(_report())
     text = " ".join(page.text)
@@ -296,7 +324,7 @@ def test_before_the_end_the_latency_is_an_estimate() -> None:
 def test_a_schedule_that_made_it_slower_is_called_out() -> None:
     html = _report(replace(STATE, final=FinalLatency((10.0,), (20.0,), 0.0, False)))
     assert "0.50x faster" not in html and "2.00x slower" in html
-    assert "keeps the untuned code" in html
+    assert "not faster: the untuned code is kept" in html
 
 
 @pytest.mark.parametrize(
@@ -409,8 +437,8 @@ def test_nothing_to_draw_is_no_chart() -> None:
 
 
 def test_the_spread_marks_the_median() -> None:
-    rows = [("a", Series("best", [(0, 1.0), (0, 2.0), (0, 9.0)]))]
+    rows = [("a", Series("best", [(0, 1.0), (0, 2.0), (0, 5.0)]))]
     svg = spread_chart(label="l", rows=rows)
     dots, line = _coordinates(svg, "dots best"), _coordinates(svg, "line best")
     assert line[0][0] == pytest.approx(dots[1][0], abs=0.1)
-    assert math.isclose((dots[1][0] - dots[0][0]) / (dots[2][0] - dots[1][0]), 1 / 7, abs_tol=0.01)
+    assert math.isclose((dots[1][0] - dots[0][0]) / (dots[2][0] - dots[1][0]), 1 / 3, abs_tol=0.01)
