@@ -19,6 +19,7 @@ def lower(module: Any, profile: TargetProfile) -> Any:
 
     module = assign_layouts(transform.CanonicalizeBindings()(module), profile)
     passes = [
+        transform.DeadCodeElimination(),
         transform.LegalizeOps(legalizations()),
         transform.AnnotateTIROpPattern(),
         transform.FuseOps(),

@@ -70,6 +70,7 @@ class _Rewriter:
         self.tensors: dict[
             int, Any
         ] = {}  # old Relax variable's handle -> _Tensor or new expression
+        self.calls: dict[int, Any] = {}  # old Relax variable's handle -> what it is bound to
         self.rules: dict[str, Callable[[Any], Any]] = {
             "relax.nn.conv2d": self._conv2d,
             "relax.nn.conv2d_transpose": self._conv2d_transpose,
@@ -78,6 +79,7 @@ class _Rewriter:
             "relax.mean": self._mean,
             "relax.concat": self._concat,
             "relax.matmul": self._matmul,
+            "relax.reshape": self._repeat,
         }
         self.rules |= {f"relax.{name}": self._elementwise for name in _UNARY | _BINARY}
 
@@ -91,6 +93,7 @@ class _Rewriter:
                 for parameter in parameters:
                     self._set(parameter, parameter)
                 for binding in old.body.blocks[0].bindings:
+                    self.calls[binding.var.id_] = binding.value
                     self._set(binding.var, self._bind(binding.value))
                 result = old.body.body
                 if isinstance(result, relax.Tuple):
@@ -401,6 +404,39 @@ class _Rewriter:
             return _const(constant.reshape(n, 1, h * w, 1))
         return self.bb.emit(relax.op.reshape(part.plain, (n, 1, h * w, 1)))
 
+    def _repeat(self, call: Any) -> _Tensor | None:
+        """Upsampling by repetition along one axis: a reshape that ends, for the height,
+        [N, C, H, W] -> [N, C, H, 1, W] -> broadcast to [N, C, H, sy, W] -> [N, C, sy*H, W]."""
+        spread = self._bound(call.args[0], "relax.broadcast_to")
+        apart = self._bound(spread.args[0], "relax.reshape") if spread is not None else None
+        source = self._get(apart.args[0]) if apart is not None else None
+        if not isinstance(source, _Tensor) or source.blocked is None:
+            return None
+        shape, dtype = _type_of(call)
+        single, wide = _type_of(apart)[0], _type_of(spread)[0]
+        n, c, h, w = source.shape
+        if len(wide) != 5:
+            return None
+        for sy, sx in ((wide[3], 1), (1, wide[4])):
+            inserted = (
+                ((n, c, h, 1, w), (n, c, h, sy, w))
+                if sx == 1
+                else ((n, c, h, w, 1), (n, c, h, w, sx))
+            )
+            if (single, wide) == inserted and shape == (n, c, h * sy, w * sx):
+                repeated = self._te(
+                    repeat_pixels, source.blocked, in_width=w, times=(sy, sx), hint="repeat"
+                )
+                return _Tensor(shape, dtype, blocked=repeated)
+        return None
+
+    def _bound(self, expr: Any, operator: str) -> Any | None:
+        """The call of `operator` that `expr` of the old graph is bound to, or None."""
+        from tvm import relax
+
+        call = self.calls.get(expr.id_) if isinstance(expr, relax.Var) else None
+        return call if getattr(getattr(call, "op", None), "name", "") == operator else None
+
     def _matmul(self, call: Any) -> Any:
         from tvm import relax
 
@@ -479,6 +515,19 @@ def unblock_tensor(x: Any, shape: tuple[int, ...], groups: int = 1) -> Any:
         name="unblock",
         tag="injective",
     )
+
+
+def repeat_pixels(x: Any, in_width: int, times: tuple[int, int]) -> Any:
+    """[N, C/b, H*W, b] -> [N, C/b, sy*H*sx*W, b], each pixel `times` = (sy, sx) times."""
+    from tvm import te
+
+    n, c, pixels, block = (int(d) for d in x.shape)
+    (sy, sx), width = times, in_width * times[1]
+
+    def element(i: Any, o: Any, p: Any, b: Any) -> Any:
+        return x[i, o, p // width // sy * in_width + p % width // sx, b]
+
+    return te.compute((n, c, pixels * sy * sx, block), element, name="repeat", tag="injective")
 
 
 def _type_of(expr: Any) -> tuple[Any, str]:

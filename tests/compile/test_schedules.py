@@ -383,6 +383,44 @@ def test_a_scale_for_each_channel_is_computed_once(tmp_path: Path) -> None:
     check_against_onnx_runtime(path, load_target("local"), template=True)
 
 
+@pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 3, 1], [1, 1, 1, 4]])
+def test_upsampling_by_repetition_stays_blocked(scales: list[int], tmp_path: Path) -> None:
+    draw = np.random.default_rng(9)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node(
+            "Resize",
+            ["c", "", "scales"],
+            ["r"],
+            name="resize",
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        ),
+        helper.make_node("Conv", ["r", "v"], ["out"], name="after"),
+    ]
+    initializers = [
+        numpy_helper.from_array(draw.standard_normal((24, 8, 1, 1)).astype(np.float32), "w"),
+        numpy_helper.from_array(draw.standard_normal((8, 24, 3, 3)).astype(np.float32), "v"),
+        numpy_helper.from_array(np.array(scales, np.float32), "scales"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 8, 5, 7))],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+        initializers,
+    )
+    path = tmp_path / "model.onnx"
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    chosen = load_target("local")
+    check_against_onnx_runtime(path, chosen, template=True)
+    names = kernels_of(path, chosen)
+    assert any("repeat" in name for name in names)
+    assert sum("unblock" in name for name in names) == 1  # the output's
+
+
 @pytest.mark.parametrize("shape", [(3, 508), (2, 7, 13), (1, 31), (4, 64)])
 def test_elementwise_kernels_of_any_length(shape: tuple[int, ...], tmp_path: Path) -> None:
     path = single_node_model(tmp_path, "Tanh", {"x": shape}, {})
