@@ -1,0 +1,47 @@
+"""The engines' packages, in a virtual environment of their own in the cache folder.
+
+The project's environment never sees them; each set of pinned packages has its own folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import venv
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from edgesdk.proc import run_command
+from edgesdk.resources import cache_folder
+
+_INSTALL_LIMIT_S = 1800.0
+_COMMON = ("numpy>=2", "onnx>=1.17")
+
+
+def engine_python(engines: Sequence[str]) -> Path:
+    """Returns a Python that has the packages of all `engines`; installs them the first time.
+
+    Raises RuntimeError with pip's last line when they cannot be installed.
+    """
+    modules = [import_module(f"engines.{name}") for name in sorted(set(engines))]
+    wanted = sorted({*_COMMON, *(p for module in modules for p in module.PACKAGES)})
+    bare = sorted(p for module in modules for p in getattr(module, "WITHOUT_DEPENDENCIES", ()))
+    key = hashlib.sha256("\n".join([*wanted, "", *bare, sys.version]).encode()).hexdigest()[:12]
+    folder = cache_folder() / "bench" / f"venv-{key}"
+    python = folder / "bin" / "python"
+    if (folder / "complete").exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"installing {', '.join(wanted + bare)} into {folder}", file=sys.stderr)
+    venv.create(folder, with_pip=True)
+    for packages in (wanted, ["--no-deps", *bare] if bare else []):
+        if not packages:
+            continue
+        command = [python, "-m", "pip", "install", "--quiet", *packages]
+        result = run_command(command, timeout_s=_INSTALL_LIMIT_S)
+        if not result.ok:
+            raise RuntimeError(f"the engines cannot be installed: {result.last_line()}")
+    (folder / "complete").touch()
+    return python
