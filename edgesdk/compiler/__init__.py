@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgesdk.compiler import codegen, emit, link
 from edgesdk.compiler.lower import lower
 from edgesdk.compiler.plan import Plan, make_plan
+from edgesdk.memory import release_memory
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import Coverage, Lookup, schedule_kernels
 from edgesdk.toolchain import Toolchain, load_toolchain
@@ -50,7 +51,7 @@ def compile_model(
     name_build: Callable[[], str],
     progress: Callable[[str], None] = lambda stage: None,
 ) -> CompiledModel:
-    """Compiles `model` for `profile` in the empty folder `build`.
+    """Compiles `model`, whose module it takes, for `profile` in the empty folder `build`.
 
     `lookup` finds tuned schedules; `name_build` gives the build's id once they are chosen.
     `progress` hears the name of each stage as it begins. Raises ToolMissingError before any work if
@@ -63,7 +64,8 @@ def compile_model(
     target = tvm.target.Target(profile.tvm)
     progress("lowering")
     with target:
-        module = lower(model.module, profile)
+        module = lower(model.take_module(), profile)
+    release_memory()
     progress("planning memory")
     plan = make_plan(module)
     kernels = {
@@ -71,6 +73,7 @@ def compile_model(
         for name in sorted({s.kernel for s in plan.steps if s.kernel is not None})
     }
     del module
+    release_memory()
     progress(f"scheduling {len(kernels)} kernels")
     scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup)
     build_id = name_build()

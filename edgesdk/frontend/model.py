@@ -54,3 +54,14 @@ class ImportedModel:
     shapes: dict[str, tuple[int, ...]]
     repairs: tuple[str, ...]
     hints: dict[str, ValueHint] = field(default_factory=dict)
+
+    def take_module(self) -> tvm.IRModule:
+        """Returns `module` and forgets it, so that its weights live no longer than it is needed.
+
+        Raises ValueError at the second call.
+        """
+        module = self.module
+        if module is None:
+            raise ValueError(f"the module of {self.name} has been taken")
+        object.__setattr__(self, "module", None)
+        return module

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgesdk.errors import ModelError, UsageError
 from edgesdk.frontend.model import TensorSpec, ValueHint
+from edgesdk.memory import release_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,11 @@ _TYPES = {
     "tensor(int64)": "int64", "tensor(uint8)": "uint8", "tensor(uint16)": "uint16",
     "tensor(uint32)": "uint32", "tensor(uint64)": "uint64", "tensor(bool)": "bool",
 }  # fmt: skip
+
+# Keeps two more copies of the weights of convolutions, for speed only; in a file of this size and
+# more, that would take most of what compiling may take.
+_HUNGRY = ["NchwcTransformer"]
+_LARGE_BYTES = 32 << 20
 
 
 class Reference:
@@ -35,12 +41,18 @@ class Reference:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        release_memory()  # what an earlier session left
         if not optimise:
+            # No second copy of the weights, arranged for a speed that nobody asks for.
+            options.add_session_config_entry("session.disable_prepacking", "1")
             level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.graph_optimization_level = level
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
+                str(path),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_HUNGRY if Path(path).stat().st_size > _LARGE_BYTES else None,
             )
         except Exception as error:
             text = " ".join(str(error).split())[:200]
