@@ -25,12 +25,14 @@ _LIMIT_S = 120.0
 class Loop:
     """A loop without a branch inside. `lines` is its assembly, the branch back last.
 
-    `multiply_adds` counts fused multiply-adds of single floats in one iteration.
+    `multiply_adds` counts fused multiply-adds of single floats in one iteration, `stores` its store
+    instructions: a loop that only sums has none, unless registers were too few.
     """
 
     function: str
     lines: tuple[str, ...]
     multiply_adds: int
+    stores: int
 
 
 def disassemble(file: Path) -> str:
@@ -73,7 +75,8 @@ def _loop(function: str, body: list[tuple[int, str, str]], mnemonic: str, operan
     register = operands.rpartition(",")[0]  # of cbz and tbz; a b.cond has none
     branch = f"{mnemonic} {register}, .Lloop" if register else f"{mnemonic} .Lloop"
     lines = (*(f"{name} {rest}".strip() for _, name, rest in body), branch)
-    return Loop(function, lines, multiply_adds(lines))
+    stores = sum(line.startswith("st") for line in lines)
+    return Loop(function, lines, multiply_adds(lines), stores)
 
 
 def multiply_adds(lines: Iterable[str]) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PEAK_SOURCE = Path(__file__).with_name("peak.c")
 _LIMIT_S = 300.0
 # A kernel whose largest block multiplies and adds: two operations an iteration, else one.
-_PRODUCTS = ("conv", "dense", "matmul", "gemm", "winograd")
+PRODUCTS = ("conv", "dense", "matmul", "gemm", "winograd")
 _SHOWN = 8
 _REPEAT = 15
 
@@ -92,7 +92,7 @@ def layers_of(case: Case, bundle: edgesdk.Bundle) -> list[Layer]:
             time_ms[name] = min(value, time_ms.get(name, value))
     layers = []
     for task in collect_tasks(import_model(case.model), load_target("local")):
-        per_iteration = 2 if any(word in task.name for word in _PRODUCTS) else 1
+        per_iteration = 2 if any(word in task.name for word in PRODUCTS) else 1
         size = sum(
             int(np.prod([int(d) for d in p.ty.shape])) * np.dtype(str(p.ty.dtype)).itemsize
             for p in task.function.params

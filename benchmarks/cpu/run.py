@@ -31,6 +31,7 @@ from table import summary, table
 import edgesdk
 from edgesdk.errors import EdgeSdkError
 from edgesdk.host import detect_host
+from edgesdk.tuning.records import records_path
 
 ENGINES = ("onnxruntime", "openvino", "mnn", "ncnn", "litert", "iree")
 UNTUNED, TUNED = "edgesdk", "edgesdk tuned"
@@ -48,14 +49,15 @@ def main() -> None:
             load.append(os.getloadavg()[0])
             folder = Path(temporary) / name
             folder.mkdir()
-            print(f"{name}: preparing", file=sys.stderr)
+            print(f"{name}: preparing", file=sys.stderr, flush=True)
             case = models.prepare(name)
             bundles, errors = compile_bundles(case, folder)
             for threads in options.threads:
                 new = measure_case(case, bundles, errors, python, threads, folder, options)
                 rows += [{"model": name, "threads": threads, **row} for row in new]
-                for row in rows[-len(new) :]:
-                    print(f"  {row}", file=sys.stderr)
+                for row in new:
+                    print(f"  {threads} {row}", file=sys.stderr)
+                write_json(rows, load, options)
             if options.roofline and UNTUNED in bundles:
                 best = bundles.get(TUNED, bundles[UNTUNED])
                 layers += roofline.table(case, best, folder)
@@ -94,7 +96,7 @@ def compile_bundles(
     """
     bundles: dict[str, edgesdk.Bundle] = {}
     errors: dict[str, str] = {}
-    for label in (UNTUNED, TUNED):
+    for label in (UNTUNED, TUNED) if records_path(None).exists() else (UNTUNED,):
         print(f"  {label}: compiling", file=sys.stderr)
         try:
             bundle = edgesdk.compile(
@@ -169,6 +171,11 @@ def report(
         print("\n".join([*summary(some, f"{clock}_ms"), "", *table(some, f"{clock}_ms"), ""]))
     if layers:
         print("\n".join(layers))
+    write_json(rows, load, options)
+
+
+def write_json(rows: list[dict[str, Any]], load: list[float], options: argparse.Namespace) -> None:
+    """Written after every network: an interrupted run keeps what it has measured."""
     if options.json is not None:
         content = {"rows": rows, "load_average": load}
         options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
