@@ -191,9 +191,8 @@ def print_loops(rows: list[dict[str, Any]]) -> None:
     print("share: of the network's multiply-adds; stores in a loop that sums mean that registers")
     print("were too few. The model knows no cache, and LLVM has no model")
     print("of its own for some cores: it takes a related one's.\n")
-    print(
-        f"| model | kernel | share | instructions | of them stores | multiply-adds | {' | '.join(CORES)} |"
-    )
+    cores = " | ".join(CORES)
+    print(f"| model | kernel | share | instructions | of them stores | multiply-adds | {cores} |")
     print(f"|---|---|---|---|---|---|{'---|' * len(CORES)}")
     for row in rows:
         timings = " | ".join(

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,8 @@ def report(
     rows: list[dict[str, Any]], layers: list[str], load: list[float], options: argparse.Namespace
 ) -> None:
     versions = {row["engine"]: row["version"] for row in rows if row["version"]}
+    for own in versions.keys() & {UNTUNED, TUNED}:
+        versions[own] = f"{version('edgesdk')} (TVM {version('apache-tvm')})"
     print("Versions: " + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".\n")
     print(f"Load average between the networks: {min(load):.1f} to {max(load):.1f}.", end=" ")
     print("CPU ms is the CPU time of all threads, user and system, of one run: what another")

@@ -36,7 +36,7 @@ class _TensorInfo(ctypes.Structure):
 
 
 def version() -> str:
-    return "this checkout"
+    return "of the checkout"  # the harness, which imports edgesdk, knows it; this process does not
 
 
 def load(
