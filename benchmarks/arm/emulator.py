@@ -1,4 +1,4 @@
-"""Counts the instructions of aarch64 programs under qemu-user, without root rights or a chroot.
+"""Counts the instructions of aarch64 programs under qemu-user, without a chroot.
 
 Needs a qemu-user that can load plugins: Debian's dynamic `qemu-user` can (its `qemu-user-static`,
 which edgesdk's emulated boards use, cannot). Where it is not installed, the package is unpacked

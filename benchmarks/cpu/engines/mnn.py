@@ -44,18 +44,15 @@ def load(
         kind = _TYPES[array.dtype.name]
         return MNN.Tensor(array.shape, getattr(MNN, kind), array, MNN.Tensor_DimensionType_Caffe)
 
-    # A tensor does not keep the array alive whose memory it uses.
-    hosts = {k: np.zeros(results[k].getShape(), dtype) for k, dtype in outputs.items()}
+    hosts = {k: tensor(np.zeros(results[k].getShape(), dtype)) for k, dtype in outputs.items()}
 
     def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         for name in shapes:
             places[name].copyFrom(tensor(inputs[name]))
         net.runSession(session)
-        arrays = []
-        for name, array in hosts.items():
-            results[name].copyToHostTensor(tensor(array))
-            arrays.append(array.copy())
-        return arrays
+        for name, host in hosts.items():
+            results[name].copyToHostTensor(host)
+        return [np.array(host.getNumpyData(), copy=True) for host in hosts.values()]
 
     return run
 
