@@ -97,7 +97,8 @@ def compile(
             progress=progress,
         )
         check_contract(audit_library(compiled.library), profile)
-        _fill(staging, imported, profile, compiled, precision, verify, progress)
+        skipped = dict(lookup.skipped) if lookup is not None else {}
+        _fill(staging, imported, profile, compiled, precision, verify, skipped, progress)
     from edgesdk.bundle import open_bundle
 
     return open_bundle(destination)
@@ -110,6 +111,7 @@ def _fill(
     compiled: CompiledModel,
     precision: str,
     verify: bool,
+    records_skipped: Mapping[str, int],
     progress: Callable[[str], None],
 ) -> None:
     """Computes the golden outputs, passes the gate, and writes the bundle's files."""
@@ -174,6 +176,7 @@ def _fill(
             "kernel_calls": compiled.num_kernel_calls,
             "activations_bytes": compiled.activations_bytes,
             "coverage": dataclasses.asdict(compiled.coverage),
+            "records_skipped": dict(records_skipped),
             "toolchain": compiled.toolchain.name,
             "tvm_target": profile.tvm,
         },

@@ -280,6 +280,8 @@ def _warn(bundle: Bundle) -> None:
             f"{manifest.target}: the results were not compared with the reference's:"
             f" {manifest.verification.detail}; `edgesdk verify` does it on the device"
         )
+    for reason, count in manifest.build.get("records_skipped", {}).items():
+        console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
     plain = manifest.build["coverage"]["rungs"].get("plain", ())
     if plain:
         console.warn(

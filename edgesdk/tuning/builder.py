@@ -231,6 +231,10 @@ def _start(request: BuildRequest, function: Any, target: Any, settings: dict[str
         try:
             os.close(reader)
             os.setpgid(0, 0)
+            # What a compiler says while it dies is the reason; the terminal is the live table's.
+            log = os.open(_log(request), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
             limit = settings["memory_limit_bytes"] + _address_space_bytes()
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             outcome = _build(request, function, target, settings)
@@ -272,8 +276,7 @@ def _build(
         return "memory", "the build needed more memory than it may have"
     except Exception as error:
         text = f"{type(error).__name__}: {codegen.last_words(error)[:300]}"
-        short = any(words in str(error) for words in _OUT_OF_MEMORY)
-        return ("memory" if short else "build"), text
+        return _kind_of(str(error)), text
     return "", ""
 
 
@@ -287,13 +290,32 @@ def _finish(worker: _Running) -> BuildResult:
         while chunk := os.read(worker.pipe.fileno(), 1 << 16):
             data += chunk
     status = _kill(worker)
+    said = _said(worker.request)
     if not in_time:
         return BuildResult(number, "timeout", f"not built within {seconds:.0f} s", seconds)
     if not data:
-        reason = os.waitstatus_to_exitcode(status)
-        return BuildResult(number, "build", f"the compiler ended with {reason}", seconds)
+        text = f"the compiler ended with {os.waitstatus_to_exitcode(status)}: {said}"
+        return BuildResult(number, _kind_of(said), text, seconds)
     kind, text = pickle.loads(data)
     return BuildResult(number, kind, text, seconds)
+
+
+def _kind_of(text: str) -> str:
+    return "memory" if any(words in text for words in _OUT_OF_MEMORY) else "build"
+
+
+def _log(request: BuildRequest) -> Path:
+    return request.output.with_suffix(".log")
+
+
+def _said(request: BuildRequest) -> str:
+    """What a worker printed, in one line; its file is removed."""
+    try:
+        text = _log(request).read_text(encoding="utf-8", errors="replace")
+        _log(request).unlink()
+    except FileNotFoundError:  # it was ended before it made one
+        return ""
+    return " / ".join(line.strip() for line in text.splitlines() if line.strip())[-300:]
 
 
 def _kill(worker: _Running) -> int:
