@@ -39,6 +39,9 @@ def load(
     if unknown:
         raise RuntimeError(f"the converted model lacks {', '.join(sorted(unknown))}")
 
+    if any(0 in results[name].getShape() for name in outputs):
+        raise RuntimeError("MNN does not find the shapes of the outputs")
+
     def tensor(array: np.ndarray) -> Any:
         # "Caffe" is MNN's word for NCHW, that is, for an array as it is.
         kind = _TYPES[array.dtype.name]
@@ -49,7 +52,9 @@ def load(
     def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         for name in shapes:
             places[name].copyFrom(tensor(inputs[name]))
-        net.runSession(session)
+        code = net.runSession(session)
+        if code != 0:
+            raise RuntimeError(f"MNN cannot run it (code {code})")
         for name, host in hosts.items():
             results[name].copyToHostTensor(host)
         return [np.array(host.getNumpyData(), copy=True) for host in hosts.values()]
