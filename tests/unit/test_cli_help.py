@@ -20,6 +20,7 @@ COMMANDS = (
     "doctor",
     "inspect",
     "compile",
+    "tune",
     "push",
     "rollback",
     "run",
