@@ -65,10 +65,11 @@ def main() -> None:
             print(f"  {row}", file=sys.stderr)
             rows.append(row)
             loops += found
+            if options.json is not None:  # after every network: it may be interrupted
+                content = {"rows": rows, "loops": loops}
+                options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
     print_instructions(rows)
     print_loops(loops)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows, "loops": loops}, indent=1), "utf-8")
 
 
 def measure(
