@@ -78,6 +78,11 @@ class Progress:
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
 
+    def begin(self) -> None:
+        """Counts time from here, without what was waited for another session."""
+        self._started = time.monotonic()
+        self._note = ""
+
     def phase(self, phase: SessionPhase) -> None:
         """Begins another phase; the report is written at the ends."""
         if phase == "tuning":

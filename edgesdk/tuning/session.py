@@ -133,7 +133,7 @@ def tune_model(
         tempfile.TemporaryDirectory(prefix="edgesdk-tune-") as temporary,
         Records.open(records_path) as records,
     ):
-        progress.note("")
+        progress.begin()
         progress.records = records
         progress.report = report or output.with_name(f"{output.name}.tuning.html")
         session = _Session(imported, profile, place, options, records, progress)
