@@ -120,13 +120,11 @@ int ThreadPool::Launch(ParallelLambda lambda, void* data, int num_task, int max_
 
 // Hands the loop (or the end of the pool) to workers 1 to participants - 1.
 void ThreadPool::GiveTickets(int participants) {
-  // The store publishes the loop to whoever acquires the ticket. Only the launcher writes tickets.
-  for (int i = 1; i < participants; ++i) {
-    std::atomic<uint32_t>& ticket = workers_[i].ticket;
-    ticket.store(ticket.load(std::memory_order_relaxed) + 1);
-  }
+  // This publishes the loop to whoever acquires the ticket.
+  for (int i = 1; i < participants; ++i) workers_[i].ticket.fetch_add(1);
   // Sequentially consistent here and in WaitForTicket: either we see that the worker sleeps, or it
-  // sees its ticket before it does.
+  // sees its ticket before it does. Both sides write with a read-modify-write, not a plain store:
+  // qemu lets a later load overtake an emulated store-release, and then both would sleep.
   for (int i = 1; i < participants; ++i) {
     if (!workers_[i].asleep.load()) continue;
     MutexLock lock(workers_[i].mutex);
@@ -174,21 +172,21 @@ void* ThreadPool::WorkerMain(void* worker) {
 
 void ThreadPool::WorkerLoop(Worker* worker) {
   // A worker that comes late may find several tickets, and nothing left to do.
-  for (uint32_t seen = 0; WaitForTicket(worker, seen);) {
-    seen = worker->ticket.load(std::memory_order_acquire);
-    RunTasks();
-  }
+  for (uint32_t seen = 0; WaitForTicket(worker, &seen);) RunTasks();
 }
 
-// Returns false when the pool ends.
-bool ThreadPool::WaitForTicket(Worker* worker, uint32_t seen) {
-  auto given = [=] { return worker->ticket.load(std::memory_order_acquire) != seen; };
+// Waits for a ticket beyond the `seen` ones and counts all there are as seen. Returns false when
+// the pool ends.
+bool ThreadPool::WaitForTicket(Worker* worker, uint32_t* seen) {
+  auto given = [=] { return worker->ticket.load(std::memory_order_acquire) != *seen; };
   if (!SpinUntil(given, spin_ns_)) {
     MutexLock lock(worker->mutex);
-    worker->asleep.store(true);
-    while (worker->ticket.load() == seen) worker->wake.Wait(worker->mutex);
+    worker->asleep.exchange(true);
+    while (worker->ticket.load() == *seen) worker->wake.Wait(worker->mutex);
     worker->asleep.store(false);
   }
+  // In this order: the last ticket of a pool, which tells of its end, may be among them.
+  *seen = worker->ticket.load(std::memory_order_acquire);
   return !stopping_.load();
 }
 
@@ -196,7 +194,7 @@ void ThreadPool::WaitForTasks() {
   auto done = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
   if (SpinUntil(done, spin_ns_)) return;
   MutexLock lock(finished_mutex_);
-  launcher_sleeps_.store(true);
+  launcher_sleeps_.exchange(true);  // as in WaitForTicket
   while (unfinished_.load() != 0) finished_.Wait(finished_mutex_);
   launcher_sleeps_.store(false);
 }

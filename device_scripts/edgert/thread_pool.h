@@ -62,7 +62,7 @@ class ThreadPool {
 
   static void* WorkerMain(void* worker);
   void WorkerLoop(Worker* worker);
-  bool WaitForTicket(Worker* worker, uint32_t seen);
+  bool WaitForTicket(Worker* worker, uint32_t* seen);
   void GiveTickets(int participants);
   void RunTasks();
   void RunTask(int task);
