@@ -52,7 +52,11 @@ def print_machine() -> None:
     print(f"{psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.platform()},", end=" ")
     print(f"Python {platform.python_version()}, {load_toolchain('native').version()};")
     print(", ".join(f"{name} {version(name)}" for name in packages) + ".\n")
-    print("Written by `make bench`. Times are medians.\n")
+    load = psutil.getloadavg()[0]
+    print(
+        f"Written by `make bench`. Times are medians. Load of the machine at the start: {load:.1f};"
+    )
+    print("sizes and memory do not depend on it, times do.\n")
 
 
 def print_startup() -> None:

@@ -38,7 +38,7 @@ from edgesdk.proc import run_command
 from edgesdk.profiles import load_target
 from edgesdk.tuning.tasks import Task, collect_tasks
 
-MODELS = ("squeezenet", "shufflenet", "resnet50", "orientation", "text-direction", "faces")
+MODELS = ("squeezenet", "shufflenet", "orientation", "text-direction", "faces", "embedding")
 CORES = ("cortex-a53", "cortex-a72", "cortex-a76")
 _RUNS = 2
 _KERNELS_SHOWN = 4

@@ -1,6 +1,7 @@
-"""The engines' packages, in a virtual environment of their own in the cache folder.
+"""Each engine's packages, in a virtual environment of its own in the cache folder.
 
-The project's environment never sees them; each set of pinned packages has its own folder.
+The project's environment never sees them, and engines cannot disagree about what they need. Another
+set of pinned packages is another folder.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import hashlib
 import shutil
 import sys
 import venv
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -20,16 +20,18 @@ _INSTALL_LIMIT_S = 1800.0
 _COMMON = ("numpy>=2", "onnx>=1.17")
 
 
-def engine_python(engines: Sequence[str]) -> Path:
-    """Returns a Python that has the packages of all `engines`; installs them the first time.
+def engine_python(engine: str) -> Path:
+    """Returns a Python that has what `engine` needs; installs it the first time.
 
-    Raises RuntimeError with pip's last line when they cannot be installed.
+    Raises RuntimeError with pip's last line when it cannot be installed.
     """
-    modules = [import_module(f"engines.{name}") for name in sorted(set(engines))]
-    wanted = sorted({*_COMMON, *(p for module in modules for p in module.PACKAGES)})
-    bare = sorted(p for module in modules for p in getattr(module, "WITHOUT_DEPENDENCIES", ()))
+    module = import_module(f"engines.{engine}")
+    if not module.PACKAGES:
+        return Path(sys.executable)
+    wanted = sorted({*_COMMON, *module.PACKAGES})
+    bare = sorted(getattr(module, "WITHOUT_DEPENDENCIES", ()))
     key = hashlib.sha256("\n".join([*wanted, "", *bare, sys.version]).encode()).hexdigest()[:12]
-    folder = cache_folder() / "bench" / f"venv-{key}"
+    folder = cache_folder() / "bench" / f"{engine}-{key}"
     python = folder / "bin" / "python"
     if (folder / "complete").exists():
         return python
@@ -42,6 +44,6 @@ def engine_python(engines: Sequence[str]) -> Path:
         command = [python, "-m", "pip", "install", "--quiet", *packages]
         result = run_command(command, timeout_s=_INSTALL_LIMIT_S)
         if not result.ok:
-            raise RuntimeError(f"the engines cannot be installed: {result.last_line()}")
+            raise RuntimeError(f"{engine} cannot be installed: {result.last_line()}")
     (folder / "complete").touch()
     return python

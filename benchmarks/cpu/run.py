@@ -40,7 +40,6 @@ UNTUNED, TUNED = "edgesdk", "edgesdk tuned"
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    python = engine_python(options.engines)
     print_head(options)
     rows: list[dict[str, Any]] = []
     layers: list[str] = []
@@ -54,7 +53,7 @@ def main() -> None:
             case = models.prepare(name)
             bundles, errors = compile_bundles(case, folder)
             for threads in options.threads:
-                new = measure_case(case, bundles, errors, python, threads, folder, options)
+                new = measure_case(case, bundles, errors, threads, folder, options)
                 rows += [{"model": name, "threads": threads, **row} for row in new]
                 for row in new:
                     print(f"  {threads} {row}", file=sys.stderr)
@@ -119,7 +118,6 @@ def measure_case(
     case: models.Case,
     bundles: dict[str, edgesdk.Bundle],
     errors: dict[str, str],
-    python: Path,
     threads: int,
     folder: Path,
     options: argparse.Namespace,
@@ -135,6 +133,11 @@ def measure_case(
     with contextlib.ExitStack() as stack:
         runners = {}
         for label, (engine, file) in files.items():
+            try:
+                python = engine_python(engine)
+            except RuntimeError as error:
+                errors = {**errors, label: str(error)}
+                continue
             job = folder / f"{label.replace(' ', '-')}.json"
             content = {"model": str(file), "inputs": str(case.inputs), "threads": threads}
             job.write_text(json.dumps({**content, "shapes": case.shapes}), encoding="utf-8")
