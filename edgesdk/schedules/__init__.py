@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
-from edgesdk.schedules import conv2d, dense, generic, pool
+from edgesdk.schedules import conv2d, dense, generic, pool, winograd
 from edgesdk.schedules.template import Knobs, Space, Template
 
 Candidate = dict[str, Any]
@@ -19,7 +19,9 @@ Candidate = dict[str, Any]
 Lookup = Callable[[Any], "tuple[Candidate, str] | None"]
 
 _TEMPLATES: dict[str, Template] = {
-    template.name: template for module in (conv2d, dense, pool) for template in module.TEMPLATES
+    template.name: template
+    for module in (conv2d, dense, pool, winograd)
+    for template in module.TEMPLATES
 }
 
 

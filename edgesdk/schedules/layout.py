@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.profiles import TargetProfile
-from edgesdk.schedules import conv2d, dense, pool
+from edgesdk.schedules import conv2d, dense, pool, winograd
 from edgesdk.schedules.hardware import lanes
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ _BINARY = {
     "greater", "less", "greater_equal", "less_equal", "logical_and", "logical_or", "logical_xor",
     "mod", "floor_mod", "floor_divide", "where",
 }  # fmt: skip
+
+
+# What TVM may fuse with a kernel (its OpPatternKind): nothing, or element-wise operators behind it.
+_OPAQUE = 8
+_EPILOGUE_ONLY = 4
 
 
 @dataclass
@@ -114,10 +119,22 @@ class _Rewriter:
         functions[module.get_global_var("main")] = main
         return tvm.IRModule(functions, global_infos=dict(module.global_infos))
 
-    def _te(self, function: Callable[..., Any], *tensors: Any, hint: str, **static: Any) -> Any:
-        """Emits a kernel; `emit_te` takes tensors only, so all else is bound before."""
+    def _te(
+        self,
+        function: Callable[..., Any],
+        *tensors: Any,
+        hint: str,
+        pattern: int | None = None,
+        **static: Any,
+    ) -> Any:
+        """Emits a kernel; `emit_te` takes tensors only, so all else is bound before.
+
+        `pattern` is what may be fused with it; TVM finds out where it is None."""
         return self.bb.emit_te(
-            lambda *given: function(*given, **static), *tensors, primfunc_name_hint=hint
+            lambda *given: function(*given, **static),
+            *tensors,
+            primfunc_name_hint=hint,
+            primfunc_attrs=None if pattern is None else {"op_pattern": pattern},
         )
 
     # What a variable of the old graph has become.
@@ -238,10 +255,26 @@ class _Rewriter:
         static = {"config": config, "plain_input": plain}
         if plain and _type_of(source)[0] != config.in_shape:
             source = self.bb.emit(relax.op.reshape(source, config.in_shape))
-        if any(config.padding) and config.kind != "depthwise":
+        if config.kind != "depthwise" and (any(config.padding) or winograd.fits(config)):
             source = self._te(conv2d.pad_spatial, source, **static, hint="pad")
+        if not plain and winograd.fits(config):
+            return self._winograd(source, weight, config)
         packed = _const(conv2d.pack_weight(weight, config, plain_input=plain))
         return self._te(conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}")
+
+    def _winograd(self, padded: Any, weight: np.ndarray, config: Any) -> Any:
+        packed = _const(winograd.pack_weight(weight, self.block))
+        tiles = self._te(
+            winograd.transform_input, padded, config=config, hint="winograd_input", pattern=_OPAQUE
+        )
+        products = self._te(winograd.multiply, tiles, packed, hint="winograd_products")
+        return self._te(
+            winograd.transform_output,
+            products,
+            config=config,
+            hint="winograd_output",
+            pattern=_EPILOGUE_ONLY,
+        )
 
     def _conv2d_transpose(self, call: Any) -> _Tensor | None:
         """A transposed convolution whose windows lie side by side (an upsampling by learned

@@ -146,6 +146,20 @@ CONVOLUTIONS = {
         "group": 3,
         "pads": [1, 1, 1, 1],
     },
+    "Winograd": {"channels": 128, "size": (8, 10), "out_channels": 136, "pads": [1, 1, 1, 1]},
+    "Winograd, odd padding, two pictures": {
+        "channels": 128,
+        "size": (7, 9),
+        "out_channels": 128,
+        "pads": [1, 2, 0, 1],
+        "batch": 2,
+    },
+    "too odd for Winograd": {
+        "channels": 128,
+        "size": (7, 7),
+        "out_channels": 128,
+        "pads": [1, 1, 1, 1],
+    },
     "two pictures": {"channels": 16, "size": (7, 7), "out_channels": 32, "batch": 2},
 }
 
