@@ -273,6 +273,10 @@ def _tensor(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
 
 
+# Relative to an output's largest magnitude: beyond it, "verified" alone would promise too much.
+_LOOSE_TOLERANCE = 1e-2
+
+
 def _warn(bundle: Bundle) -> None:
     manifest = bundle.manifest
     if manifest.verification.how == "not run":
@@ -282,6 +286,11 @@ def _warn(bundle: Bundle) -> None:
         )
     for reason, count in manifest.build.get("records_skipped", {}).items():
         console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
+    if manifest.verification.tolerance > _LOOSE_TOLERANCE:
+        console.warn(
+            f"{manifest.target}: the reference differs from itself when it computes in another"
+            f" order, so results were compared within {manifest.verification.tolerance:.2g} only"
+        )
     plain = manifest.build["coverage"]["rungs"].get("plain", ())
     if plain:
         console.warn(

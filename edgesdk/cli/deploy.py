@@ -299,6 +299,10 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
+# A file's name has 255 bytes at most.
+_MAX_STEM = 200
+
+
 def _save(outputs: dict[str, np.ndarray], folder: Path) -> dict[str, Path]:
     """Writes each output; the model's names become names that a file can have."""
     import numpy as np
@@ -307,9 +311,10 @@ def _save(outputs: dict[str, np.ndarray], folder: Path) -> dict[str, Path]:
 
     files: dict[str, Path] = {}
     for index, (name, array) in enumerate(outputs.items()):
-        path = folder / f"{identifier(name)}.npy"
+        stem = identifier(name)[:_MAX_STEM]
+        path = folder / f"{stem}.npy"
         if path in files.values():
-            path = folder / f"{identifier(name)}_{index}.npy"
+            path = folder / f"{stem}_{index}.npy"
         try:
             np.save(path, array)
         except OSError as error:

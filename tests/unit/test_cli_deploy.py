@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import stat
 from collections.abc import Callable
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 from command_line import Cli
 
+from edgesdk.bundle import open_bundle
+from edgesdk.cli.build import _warn
+from edgesdk.cli.deploy import _save
 from edgesdk.deploy.bench import Latencies, doubts
 from edgesdk.deploy.facts import DeviceFacts
 
@@ -183,3 +187,24 @@ def test_what_makes_latencies_doubtful() -> None:
     assert "'ondemand'" in governor
     (busy,) = doubts(facts(), facts(), Latencies.of([1.0, 2.0, 3.0]))
     assert "something else" in busy
+
+
+def test_outputs_with_long_names_get_files_of_their_own(tmp_path: Path) -> None:
+    names = ["scope/" * 1000 + end for end in "ab"]
+    outputs = {name: np.full(2, index, np.float32) for index, name in enumerate(names)}
+    files = _save(outputs, tmp_path)
+    assert list(files) == names
+    assert [np.load(files[name])[0] for name in names] == [0, 1]
+
+
+def test_a_loose_comparison_is_told(
+    fake_bundle: MakeBundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = open_bundle(fake_bundle(tmp_path / "bundle"))
+    for tolerance, told in ((1e-4, False), (0.25, True)):
+        verification = dataclasses.replace(bundle.manifest.verification, tolerance=tolerance)
+        manifest = dataclasses.replace(
+            bundle.manifest, verification=verification, build={"coverage": {"rungs": {}}}
+        )
+        _warn(dataclasses.replace(bundle, manifest=manifest))
+        assert ("compared within 0.25 only" in capsys.readouterr().err) == told
