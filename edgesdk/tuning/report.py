@@ -115,7 +115,8 @@ def _numbers(state: SessionState, trials: Sequence[TrialRecord]) -> str:
             statistics.median(ms) for ms in (state.final.tuned_ms, state.final.untuned_ms)
         )
         how = "the sum of its kernels" if state.final.summed else "measured on the device"
-        cells.append((_gain(state.final.gain), how))
+        kept = "" if state.final.shipped else ": the untuned code is kept"
+        cells.append((_gain(state.final.gain), how + kept))
         cells.append((time_text(tuned), f"latency; untuned {time_text(untuned)}"))
     elif state.gain is not None and state.latency_ms and state.baseline_latency_ms:
         cells.append((_gain(state.gain), "estimated so far"))
