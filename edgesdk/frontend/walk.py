@@ -161,8 +161,9 @@ class Walker:
             not domain and node.op_type in repair.UNCHANGED
         )
         if any(isinstance(i, Unknown) for i in items):
-            if not known and not domain and not _schema(node.op_type, scope):
-                raise RefusedNodeError("there is no such operator in ONNX")
+            # Its inputs are not needed to see that there is no way to compile it.
+            if not known:
+                _body_schema(node, domain, scope)
             return [UNKNOWN] * len(node.output)
         if any(isinstance(i, list) for i in items):
             raise RefusedNodeError("sequences of tensors are not supported here")
@@ -224,10 +225,7 @@ class Walker:
         scope: Scope,
     ) -> list[Item]:
         """Replaces an operator by the function body in ONNX's own definition."""
-        schema = _schema(node.op_type, scope) if not domain else None
-        if schema is None:
-            what = f"operator {domain}.{node.op_type}" if domain else f"operator {node.op_type}"
-            raise RefusedNodeError(f"{what} is not supported")
+        schema = _body_schema(node, domain, scope)
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         del copy.attribute[:]
@@ -291,6 +289,15 @@ def _refuse_unread(op: repair.Op, domain: str) -> None:
         value = op.attrs[name]
         if value != defaults.get(name) and value not in (0, 0.0, "", []):
             raise RefusedNodeError(f"its attribute {name}={value!r} is not supported")
+
+
+def _body_schema(node: onnx.NodeProto, domain: str, scope: Scope) -> Any:
+    """The schema of an operator that ONNX may define by others; RefusedNodeError if it does not."""
+    schema = _schema(node.op_type, scope) if not domain else None
+    if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+        what = f"{domain}.{node.op_type}" if domain else node.op_type
+        raise RefusedNodeError(f"operator {what} is not supported")
+    return schema
 
 
 def _schema(kind: str, scope: Scope) -> Any:

@@ -46,17 +46,19 @@ def test_every_refused_node_is_named_at_once(tmp_path: Path) -> None:
               b = mine.Thing (x)
               c = Unique (x)
               d = Add (a, a)
-              y = Neg (d)"""
+              e = mine.Other (d)
+              y = Neg (e)"""
     with pytest.raises(UnsupportedModelError) as error:
         walk(tmp_path, body)
     assert [(name, kind) for name, kind, _ in error.value.nodes] == [
         ("a", "NonZero"),
         ("b", "Thing"),
         ("c", "Unique"),
+        ("e", "Other"),
     ]
     assert "run time" in error.value.nodes[0][2]
     assert "mine.Thing" in error.value.nodes[1][2]
-    assert "and 2 more nodes" in error.value.message
+    assert "and 3 more nodes" in error.value.message
 
 
 @pytest.mark.parametrize(
