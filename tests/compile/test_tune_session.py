@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_place import KEY, FakeBuilder, FakePlace, save_network
+from tuning_place import KEY, FakeBuilder, FakePlace, made_up_s, save_network
 
 from edgesdk.errors import DeviceError, EdgeSdkError
 from edgesdk.profiles import load_target
@@ -166,6 +168,23 @@ def test_a_candidate_that_reports_no_time_does_not_win(desk: Desk) -> None:
     assert result.state.errors == {"impossible time": 1}
     assert result.state.final is None
     assert "impossible time" in desk.report
+
+
+def test_luck_does_not_win(desk: Desk) -> None:
+    lucky: list[str] = []
+
+    def time_s(text: str) -> float:
+        if len(place.asked) == 6:
+            lucky.append(text)
+            return 1e-8
+        return 5e-6 if text in lucky else made_up_s(text)
+
+    place = FakePlace(final=FASTER, time_s=time_s)
+    result = desk.tune(place, trials=16)
+    assert place.asked.count(place.asked[5]) == 1 + session.FINAL_ROUNDS
+    assert all(task.best_ms is None or task.best_ms >= 1e-3 for task in result.state.tasks)
+    winners = re.findall(r"<code>(\{.*?\})</code>", desk.report)
+    assert winners and html.escape(lucky[0]) not in winners
 
 
 def test_too_few_valid_trials_are_an_error_with_an_example_of_each(desk: Desk) -> None:
