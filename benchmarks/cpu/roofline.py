@@ -114,8 +114,8 @@ def table(case: Case, bundle: edgesdk.Bundle, folder: Path) -> list[str]:
     lines = [
         f"### {case.name}: where the time goes ({bundle.path.name}, 1 thread)\n",
         f"{1e3 * total_s:.2f} ms in {len(layers)} kernels, {flops / 1e9:.2f} GFLOP, "
-        f"{flops / total_s / 1e9:.0f} GFLOP/s, {flops / total_s / peak.flops_per_s:.0%} of the peak. "
-        "Measured: "
+        f"{flops / total_s / 1e9:.0f} GFLOP/s, "
+        f"{flops / total_s / peak.flops_per_s:.0%} of the peak. Measured: "
         f"{peak.flops_per_s / 1e9:.0f} GFLOP/s, {peak.bytes_per_s / 1e9:.1f} GB/s.\n",
         "| kernel | calls | share of time | GFLOP/s | of peak | GB/s | bound | of roofline |",
         "|---|---|---|---|---|---|---|---|",
