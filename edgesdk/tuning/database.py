@@ -109,9 +109,14 @@ def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 
 def _check(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    connection.execute("BEGIN")  # the three are of one moment: another process may create it now
+    try:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
     if (application, version, tables) == (0, 0, 0) and not read_only:
         _create(connection)
     elif application != _APPLICATION_ID:
