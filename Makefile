@@ -10,7 +10,8 @@
 # system packages through apt-get. Without root it says what is missing and ends.
 
 PYTHON := .venv/bin/python
-# Cold, the tests build two emulated boards and compile every model: 20 minutes on two cores.
+# Cold, the tests build two emulated boards and compile every model: 25 minutes were seen on two busy
+# cores.
 TEST_LIMIT_S := 2400
 
 .PHONY: demo test lint bench clean
