@@ -201,17 +201,18 @@ def _tolerance(
     """The difference allowed, relative to the largest magnitude of an output.
 
     Where the reference itself moves by more when it computes in another order (tiny probabilities
-    after a deep network, say), its own spread is the measure.
+    after a deep network, say), its own spread is the measure, up to LOOSEST_TOLERANCE: results
+    that are rounding for the most part cannot be told from wrong ones, and do not pass.
     """
     from edgesdk.frontend import Reference
-    from edgesdk.numerics import FP32_TOLERANCE, SPREAD_FACTOR, compare
+    from edgesdk.numerics import FP32_TOLERANCE, LOOSEST_TOLERANCE, SPREAD_FACTOR, compare
 
     other = Reference(imported.source, imported.shapes, optimise=False).run(inputs)
     spread = max(
         (compare(name, other[name], array).max_relative_error for name, array in expected.items()),
         default=0.0,
     )
-    return max(FP32_TOLERANCE, SPREAD_FACTOR * spread) if spread < 1 else FP32_TOLERANCE
+    return min(LOOSEST_TOLERANCE, max(FP32_TOLERANCE, SPREAD_FACTOR * spread))
 
 
 def _build_id(
