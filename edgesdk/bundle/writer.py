@@ -30,11 +30,11 @@ def staged_folder(output: Path) -> Iterator[Path]:
     An older bundle at `output` is replaced as a whole. Raises UsageError if something that is no
     bundle stands there, and CompileError if the disk is full or read-only.
     """
-    output = output.absolute()
+    given, output = output, output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with _locked(output.parent):
-            _check_replaceable(output)
+            _check_replaceable(given)
         staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     except OSError as error:
         raise CompileError(
