@@ -69,3 +69,16 @@ def repeat_pixels(x: Any, in_width: int, times: tuple[int, int]) -> Any:
         return x[i, o, p // width // sy * in_width + p % width // sx, b]
 
     return te.compute((n, c, pixels * sy * sx, block), element, name="repeat", tag="injective")
+
+
+def crop_columns(x: Any, wide: int, width: int) -> Any:
+    """[N, C/b, H*wide, b] -> [N, C/b, H*width, b]: the first `width` columns of each row."""
+    from tvm import te
+
+    n, c, pixels, block = (int(d) for d in x.shape)
+    return te.compute(
+        (n, c, pixels // wide * width, block),
+        lambda i, o, p, b: x[i, o, p // width * wide + p % width, b],
+        name="crop",
+        tag="injective",
+    )

@@ -80,6 +80,32 @@ class Conv2d:
         return config, weight.transpose(0, 1, 3, 2)
 
 
+def round_columns(config: Conv2d, profile: TargetProfile) -> Conv2d:
+    """A convolution with more columns, if those of `config` have no divisor that fills registers.
+
+    A register tile must divide a row: 97 columns leave tiles of one pixel, whose sums wait for one
+    another. The columns beyond are computed from zeros at the right, and cut off afterwards.
+    """
+    import dataclasses
+
+    columns, limit = config.out_shape[3], accumulators(profile)
+    few = limit // 3
+    if config.kind != "direct" or config.pointwise or columns <= limit:
+        return config
+    if max(divisors(columns, limit)) >= few:
+        return config
+    wide = min(-(-columns // tile) * tile for tile in range(limit // 2, limit + 1))
+    top, left, bottom, right = config.padding
+    # What the last window needs beyond the picture and its padding.
+    span = (wide - 1) * config.stride[1] + (config.window[1] - 1) * config.dilation[1] + 1
+    right = max(right, span - config.in_shape[3] - left)
+    return dataclasses.replace(
+        config,
+        out_shape=(*config.out_shape[:3], wide),
+        padding=(top, left, bottom, right),
+    )
+
+
 def round_groups(weight: np.ndarray, config: Conv2d) -> tuple[Conv2d, np.ndarray]:
     """Widens each group with zeros to whole blocks; returns the wider convolution and weights."""
     import dataclasses

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, dense, pool, winograd
-from edgesdk.schedules.blocks import block_array, block_tensor, repeat_pixels, unblock_tensor
+from edgesdk.schedules.blocks import (
+    block_array,
+    block_tensor,
+    crop_columns,
+    repeat_pixels,
+    unblock_tensor,
+)
 from edgesdk.schedules.hardware import lanes
 
 if TYPE_CHECKING:
@@ -248,7 +254,17 @@ class _Rewriter:
         # Few input channels (a picture): broadcasting them needs no blocks.
         plain = config.kind == "direct" and data.blocked is None and data.shape[1] < self.block
         source = data.plain if plain else self._blocked(data)
-        return _Tensor(shape, dtype, blocked=self._convolve(source, weight, config, plain=plain))
+        wider = conv2d.round_columns(config, self.profile)
+        result = self._convolve(source, weight, wider, plain=plain)
+        if wider != config:
+            result = self._te(
+                crop_columns,
+                result,
+                wide=wider.out_shape[3],
+                width=config.out_shape[3],
+                hint="crop",
+            )
+        return _Tensor(shape, dtype, blocked=result)
 
     def _convolve(self, source: Any, weight: np.ndarray, config: Any, *, plain: bool) -> Any:
         from tvm import relax

@@ -160,6 +160,19 @@ CONVOLUTIONS = {
         "out_channels": 128,
         "pads": [1, 1, 1, 1],
     },
+    "a prime number of columns": {
+        "channels": 16,
+        "size": (3, 39),
+        "out_channels": 20,
+        "pads": [1, 0, 1, 0],
+    },
+    "a prime number of columns of a signal": {
+        "channels": 1,
+        "size": (1, 800),
+        "out_channels": 18,
+        "window": (1, 32),
+        "strides": [1, 8],
+    },
     "two pictures": {"channels": 16, "size": (7, 7), "out_channels": 32, "batch": 2},
 }
 
