@@ -89,10 +89,10 @@ def round_columns(config: Conv2d, profile: TargetProfile) -> Conv2d:
     import dataclasses
 
     columns, limit = config.out_shape[3], accumulators(profile)
-    few = limit // 3
+    blocks = -(-config.out_shape[1] // config.block)
     if config.kind != "direct" or config.pointwise or columns <= limit:
         return config
-    if max(divisors(columns, limit)) >= few:
+    if max(c * b for c, b in _fitting_tiles(columns, blocks, profile)) >= limit // 3:
         return config
     wide = min(-(-columns // tile) * tile for tile in range(limit // 2, limit + 1))
     top, left, bottom, right = config.padding
@@ -312,6 +312,18 @@ def _problem(sch: Any, conv: Any) -> _Problem:
     )
 
 
+def _fitting_tiles(columns: int, blocks: int, profile: TargetProfile) -> list[tuple[int, int]]:
+    """The register tiles, (columns, blocks), that divide an output evenly and fit."""
+    limit = accumulators(profile)
+    return [
+        (c, b)
+        for b in divisors(blocks, 8)
+        for c in divisors(columns, limit)
+        # A single block can be multiplied straight from memory (x86) or by lane (ARM).
+        if c * b + (b if b > 1 else 0) <= limit + 2
+    ]
+
+
 def _direct_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
     problem = _problem(sch, conv)
     return {
@@ -326,24 +338,19 @@ def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
     """Among the tiles that divide the output evenly and fit the registers, the one with the most
     multiply-adds per load that still leaves every core some tiles."""
     problem = _problem(sch, conv)
-    limit = accumulators(profile)
     weight_bytes = problem.terms * lanes(profile) * 4  # of one channel block
     best, best_score = (1, 1), -1.0
-    for blocks in divisors(problem.blocks, 8):
+    for columns, blocks in _fitting_tiles(problem.columns, problem.blocks, profile):
         in_l1 = weight_bytes * blocks <= profile.cpu.l1d_kib * 512
-        for columns in divisors(problem.columns, limit):
-            sums = columns * blocks
-            # A single block can be multiplied straight from memory (x86) or by lane (ARM).
-            if sums + (blocks if blocks > 1 else 0) > limit + 2:
-                continue
-            # Two multiply-adds per cycle of some 4 cycles each: fewer sums wait for one another.
-            filled = min(1.0, sums / 12)
-            loads = columns + blocks * (1.0 if in_l1 else 2.0)
-            tasks = problem.rows * (problem.columns // columns) * (problem.blocks // blocks)
-            balance = min(1.0, tasks / (4.0 * profile.cpu.cores))
-            score = filled * balance * sums / (sums + loads)
-            if score > best_score:
-                best, best_score = (columns, blocks), score
+        sums = columns * blocks
+        # Two multiply-adds per cycle of some 4 cycles each: fewer sums wait for one another.
+        filled = min(1.0, sums / 12)
+        loads = columns + blocks * (1.0 if in_l1 else 2.0)
+        tasks = problem.rows * (problem.columns // columns) * (problem.blocks // blocks)
+        balance = min(1.0, tasks / (4.0 * profile.cpu.cores))
+        score = filled * balance * sums / (sums + loads)
+        if score > best_score:
+            best, best_score = (columns, blocks), score
     return {"columns": best[0], "blocks": best[1], "order": WEIGHTS_FIRST, "unroll": 1}
 
 
