@@ -8,6 +8,7 @@ The network is SqueezeNet 1.0 of the `onnx` package with random weights. Nothing
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import statistics
 import sys
@@ -42,7 +43,8 @@ def main(trials: int) -> None:
         print(", ".join(f"{name} {version(name)}" for name in names) + ".")
         print(f"SqueezeNet 1.0, {trials} trials in batches of {BATCH}.\n")
         ours = run_ours(model, folder, trials)
-        stock_s = run_stock(model, folder, trials)
+        with contextlib.redirect_stdout(sys.stderr):  # its log
+            stock_s = run_stock(model, folder, trials)
         print("## Trials a minute, from the start of the command to the last trial\n")
         print("| tuner | seconds | trials a minute |\n| --- | ---: | ---: |")
         for name, seconds in (("edgesdk tune", ours.search_s), ("MetaSchedule", stock_s)):
