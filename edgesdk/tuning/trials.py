@@ -34,9 +34,14 @@ NO_FIT = "schedule"
 ARGUMENTS_LIMIT_BYTES = 256 << 20
 # A board that reboots is back within two minutes.
 RECONNECT_WAITS_S = (2.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0)
+DISK_FULL = "No space left on device"
 SLOWED_DOWN = "heat or low voltage slowed the device down"
 COOL_DOWN_WAIT_S = 20.0
 COOL_DOWN_LIMIT_S = 180.0
+
+
+class DiskFullError(DeviceError):
+    """The work folder of the device is full: waiting does not help."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,13 @@ class Trials:
                         result.after,
                     ),
                 )
+                if result.error_kind == DEVICE_ERROR and DISK_FULL in result.error:
+                    raise DiskFullError(
+                        f"{self._place.name}: disk full: {result.error}",
+                        hint="free some space there; the same command goes on where it stopped",
+                    )
+        except DiskFullError:
+            raise
         except (DeviceError, DeviceUnreachableError) as error:
             if not patient:
                 raise
