@@ -56,12 +56,14 @@ def main(trials: int) -> None:
         for count, latency_ms in ours.history:
             print(f"| {count} | {latency_ms:.2f} ms |")
         final = ours.final
-        assert final is not None
-        print(
-            f"\nUntuned {statistics.median(final.untuned_ms):.2f} ms,"
-            f" tuned {statistics.median(final.tuned_ms):.2f} ms: {final.gain:.2f} times"
-            f" ({'shipped' if final.shipped else 'not shipped'}).\n"
-        )
+        if final is None:
+            print("\nNo candidate beat the default schedules for good: nothing to ship.\n")
+        else:
+            print(
+                f"\nUntuned {statistics.median(final.untuned_ms):.2f} ms,"
+                f" tuned {statistics.median(final.tuned_ms):.2f} ms: {final.gain:.2f} times"
+                f" ({'shipped' if final.shipped else 'not shipped'}).\n"
+            )
         print_overhead(folder)
 
 
