@@ -291,7 +291,7 @@ def _warn(bundle: Bundle) -> None:
             f"{manifest.target}: the reference differs from itself when it computes in another"
             f" order, so results were compared within {manifest.verification.tolerance:.2g} only"
         )
-    for problem in manifest.build["coverage"]["problems"]:
+    for problem in manifest.build["coverage"].get("problems", ()):
         console.warn(f"{manifest.target}: a kernel gets a slower schedule: {problem}")
     plain = manifest.build["coverage"]["rungs"].get("plain", ())
     if plain:
