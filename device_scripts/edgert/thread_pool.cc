@@ -11,6 +11,19 @@ namespace {
 constexpr int kMaxThreads = 256;
 constexpr uint64_t kDefaultSpinNs = 100 * 1000;
 
+// The parts of ThreadPool::unclaimed_.
+constexpr int kMaxTasks = 0xffff;
+constexpr int kParticipantsShift = 16;
+constexpr int kLoopShift = 26;
+static_assert(kMaxThreads < 1 << (kLoopShift - kParticipantsShift), "participants fit their bits");
+
+int Tasks(uint64_t unclaimed) { return static_cast<int>(unclaimed & kMaxTasks); }
+
+int Participants(uint64_t unclaimed) {
+  return static_cast<int>(unclaimed >> kParticipantsShift &
+                          ((1u << (kLoopShift - kParticipantsShift)) - 1));
+}
+
 pthread_once_t shared_once = PTHREAD_ONCE_INIT;
 alignas(ThreadPool) unsigned char shared_storage[sizeof(ThreadPool)];
 
@@ -64,6 +77,7 @@ ThreadPool& ThreadPool::Shared() {
 
 ThreadPool::ThreadPool(int num_threads, uint64_t spin_ns) : num_threads_(1), spin_ns_(spin_ns) {
   if (num_threads <= 1) return;
+  if (num_threads > kMaxThreads) num_threads = kMaxThreads;
   // Busy waiting on more threads than CPUs only steals time from the one that has work.
   if (num_threads > UsableCpus()) spin_ns_ = 0;
   workers_ =
@@ -92,7 +106,7 @@ int ThreadPool::Launch(ParallelLambda lambda, void* data, int num_task, int max_
   int participants = num_threads_;
   if (max_threads > 0 && max_threads < participants) participants = max_threads;
   if (num_task > 0 && num_task < participants) participants = num_task;
-  bool alone = participants == 1 || !busy_.TryLock();
+  bool alone = participants == 1 || num_task > kMaxTasks || !busy_.TryLock();
   if (alone) {
     ParallelEnv env{nullptr, num_task > 0 ? num_task : 1};
     for (int task = 0; task < env.num_task; ++task) {
@@ -107,10 +121,12 @@ int ThreadPool::Launch(ParallelLambda lambda, void* data, int num_task, int max_
   result_.store(0, std::memory_order_relaxed);
   unfinished_.store(num_task_, std::memory_order_relaxed);
   // Publishes the loop to whoever claims a task of it.
-  uint64_t loop = (unclaimed_.load(std::memory_order_relaxed) >> 32) + 1;
-  unclaimed_.store(loop << 32 | static_cast<uint32_t>(num_task_), std::memory_order_release);
+  uint64_t loop = (unclaimed_.load(std::memory_order_relaxed) >> kLoopShift) + 1;
+  unclaimed_.store(loop << kLoopShift | static_cast<uint64_t>(participants) << kParticipantsShift |
+                       static_cast<uint64_t>(num_task_),
+                   std::memory_order_release);
   GiveTickets(participants);
-  RunTasks();
+  RunTasks(0);
   WaitForTasks();
   int result = result_.load(std::memory_order_relaxed);
   if (result != 0) KernelError::Set(failure_);
@@ -132,16 +148,17 @@ void ThreadPool::GiveTickets(int participants) {
   }
 }
 
-// Claims tasks and runs them until none is left to claim.
-void ThreadPool::RunTasks() {
+// Claims tasks and runs them until none is left to claim for the thread with this index.
+void ThreadPool::RunTasks(int index) {
   uint64_t unclaimed = unclaimed_.load(std::memory_order_acquire);
-  while (static_cast<uint32_t>(unclaimed) != 0) {
+  // A late worker may meet a loop that is for fewer threads than the one it was woken for.
+  while (Tasks(unclaimed) != 0 && index < Participants(unclaimed)) {
     // Fails if the loop is another one by now: its number is part of the value.
     if (!unclaimed_.compare_exchange_weak(unclaimed, unclaimed - 1, std::memory_order_acq_rel,
                                           std::memory_order_acquire)) {
       continue;
     }
-    RunTask(num_task_ - static_cast<int>(static_cast<uint32_t>(unclaimed)));
+    RunTask(num_task_ - Tasks(unclaimed));
     unclaimed = unclaimed_.load(std::memory_order_acquire);
   }
 }
@@ -172,7 +189,7 @@ void* ThreadPool::WorkerMain(void* worker) {
 
 void ThreadPool::WorkerLoop(Worker* worker) {
   // A worker that comes late may find several tickets, and nothing left to do.
-  for (uint32_t seen = 0; WaitForTicket(worker, &seen);) RunTasks();
+  for (uint32_t seen = 0; WaitForTicket(worker, &seen);) RunTasks(worker->index);
 }
 
 // Waits for a ticket beyond the `seen` ones and counts all there are as seen. Returns false when

@@ -64,7 +64,7 @@ class ThreadPool {
   void WorkerLoop(Worker* worker);
   bool WaitForTicket(Worker* worker, uint32_t* seen);
   void GiveTickets(int participants);
-  void RunTasks();
+  void RunTasks(int index);
   void RunTask(int task);
   void WaitForTasks();
 
@@ -80,9 +80,9 @@ class ThreadPool {
   void* data_ = nullptr;
   int num_task_ = 0;
 
-  // Upper half: the number of the loop; lower half: its tasks that nobody has claimed yet. The
-  // launcher claims tasks like everyone else, so it never waits for a worker that the system has
-  // not got round to running, only for one that has begun.
+  // The number of the loop (38 bits), its participants (10), and its tasks that nobody has claimed
+  // yet (16). The launcher claims tasks like everyone else, so it never waits for a worker that the
+  // system has not got round to running, only for one that has begun.
   alignas(kAlignment) std::atomic<uint64_t> unclaimed_{0};
   alignas(kAlignment) std::atomic<int> unfinished_{0};  // tasks of the loop that are not done
   std::atomic<int> result_{0};                          // first non-zero result of a task

@@ -32,7 +32,7 @@ _ArgumentError: type[Any] = typer.BadParameter.__bases__[0]
 
 _EPILOG = (
     "Results go to stdout, all else to stderr. Exit codes: 1 unexpected, 2 usage, 3 profile or"
-    " configuration, 4 local tool missing, 5 import or compile failed, 6 device unreachable,"
+    " configuration, 4 local tool missing, 5 import, compile or tune failed, 6 device unreachable,"
     " 7 failed on the device, 8 result differs from the reference."
 )
 

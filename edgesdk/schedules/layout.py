@@ -44,6 +44,9 @@ _BINARY = {
 }  # fmt: skip
 
 
+# Dividing integers by the zeros in lanes beyond C would trap.
+_DIVISIONS = {"relax.divide", "relax.mod", "relax.floor_mod", "relax.floor_divide"}
+
 # What TVM may fuse with a kernel (its OpPatternKind): nothing, or element-wise operators behind it.
 _OPAQUE = 8
 _EPILOGUE_ONLY = 4
@@ -51,7 +54,7 @@ _EPILOGUE_ONLY = 4
 
 @dataclass
 class _Tensor:
-    """A value of the new graph, in one layout or in both. `channels` counts those with meaning."""
+    """A value of the new graph, in one layout or in both; `shape` is that of the plain one."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -79,10 +82,9 @@ class _Rewriter:
         self.profile = profile
         self.block = lanes(profile)
         self.bb = relax.BlockBuilder(module)
-        self.tensors: dict[
-            int, Any
-        ] = {}  # old Relax variable's handle -> _Tensor or new expression
-        self.calls: dict[int, Any] = {}  # old Relax variable's handle -> what it is bound to
+        # By the handle of the old graph's variable: what it has become, and what it was bound to.
+        self.tensors: dict[int, Any] = {}
+        self.calls: dict[int, Any] = {}
         self.rules: dict[str, Callable[[Any], Any]] = {
             "relax.nn.conv2d": self._conv2d,
             "relax.nn.conv2d_transpose": self._conv2d_transpose,
@@ -421,6 +423,8 @@ class _Rewriter:
         tensors = [p for p in parts if isinstance(p, _Tensor)]
         shape, dtype = _type_of(call)
         if shape is None or len(shape) != 4 or not any(p.blocked is not None for p in tensors):
+            return None
+        if call.op.name in _DIVISIONS and not dtype.startswith("float"):
             return None
         arguments = []
         for part in parts:

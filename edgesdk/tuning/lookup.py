@@ -22,6 +22,11 @@ _RUNGS = {
     "cpu": "tuned (same CPU)",
     "target": "tuned (another device of this target)",
 }
+TUNED_RUNGS = frozenset(_RUNGS.values())
+
+# What a session writes into `extra` of a kernel's default when the network as a whole was not
+# faster, or wrong, with the tuned schedules.
+VERDICT, KEEP_DEFAULT = "verdict", "keep the default"
 
 
 class RecordLookup:
@@ -68,6 +73,8 @@ class RecordLookup:
         if found is None:
             return None
         record, level = found
+        if _is_closed(trials[record.device]):
+            return None
         usual = space.candidate(space.default)
         default = winner(t for t in trials[record.device] if t.candidate == usual)
         if default is not None and record.cost_s > (1 - WORTH_HAVING) * default.cost_s:
@@ -95,3 +102,9 @@ class RecordLookup:
             if won is not None:
                 return won, "target"
         return None
+
+
+def _is_closed(trials: list[TrialRecord]) -> bool:
+    """Whether the last word on a kernel was that its tuned schedules did not help a network."""
+    last = max(trials, key=lambda trial: trial.created)
+    return last.extra.get(VERDICT) == KEEP_DEFAULT

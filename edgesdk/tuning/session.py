@@ -7,11 +7,13 @@ and at the end the whole network, tuned and untuned in turns. What is not faster
 
 from __future__ import annotations
 
+import json
 import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ from edgesdk.schedules import Candidate
 from edgesdk.tuning.builder import Builder
 from edgesdk.tuning.devicekey import DeviceKey
 from edgesdk.tuning.lease import device_lease
+from edgesdk.tuning.lookup import KEEP_DEFAULT, TUNED_RUNGS, VERDICT
 from edgesdk.tuning.options import TuneOptions
 from edgesdk.tuning.place import Place
 from edgesdk.tuning.progress import Progress
@@ -382,8 +385,6 @@ class _Session:
             search.default_s, search.best_s = default.cost_s, best.cost_s
 
     def _finalists(self, search: TaskSearch) -> list[Candidate]:
-        import json
-
         ranked = sorted((cost, text) for text, cost in search.costs_s.items() if cost is not None)
         finalists = [json.loads(text) for _, text in ranked[:FINALISTS]]
         if search.default not in finalists:
@@ -398,7 +399,7 @@ class _Session:
             self.progress.phase("comparing")
         tuned = build(folder / "tuned", tuned=True, device=self.device)
         rungs = tuned.manifest.build["coverage"]["rungs"]
-        if not any(rung.startswith("tuned") for rung in rungs):
+        if TUNED_RUNGS.isdisjoint(rungs):
             # Nothing beat the defaults: both are the same code.
             return build(output, tuned=False)
         turns = INTERRUPTED_TURNS if self.interrupted else COMPARE_TURNS
@@ -406,7 +407,25 @@ class _Session:
         if final is None:
             final = self._summed()
         self.progress.final(final)
+        if not final.shipped:
+            used = {
+                kernel for rung, names in rungs.items() if rung in TUNED_RUNGS for kernel in names
+            }
+            self._keep_defaults(used)
         return build(output, tuned=final.shipped, device=self.device)
+
+    def _keep_defaults(self, kernels: set[str]) -> None:
+        """Records that these kernels' tuned schedules did not help the network: `edgesdk compile`
+        keeps the defaults, too, until something newer is measured."""
+        for task in self.progress.tasks:
+            if kernels.isdisjoint(task.names):
+                continue
+            default = task.space.candidate(task.space.default)
+            trials = self._fitting(task, self._here(task))
+            measured = winner(t for t in trials if t.candidate == default)
+            if measured is not None:
+                extra = {VERDICT: KEEP_DEFAULT}
+                self.records.add(replace(measured, created=time.time(), extra=extra))
 
     def _summed(self) -> FinalLatency:
         """The comparison where only kernels can be run: each checked there, and their sum."""

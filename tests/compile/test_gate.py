@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -84,3 +85,17 @@ def test_but_never_so_far_that_anything_passes(
 ) -> None:
     with pytest.raises(VerificationError, match=r"allowed 0\.01"):
         compile_with(monkeypatch, tmp_path, shift=0.05, spread=0.5)
+
+
+def test_an_index_that_flips_widens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import edgesdk.frontend
+
+    class Flipping(OtherReference):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            best = np.array([3 if self.optimise else 4])
+            return {"y": np.ones(5, np.float32), "best": best}
+
+    monkeypatch.setattr(edgesdk.frontend, "Reference", Flipping)
+    model = SimpleNamespace(source=Path("net.onnx"), shapes={})
+    expected = Flipping(Path("net.onnx"), {}).run({})
+    assert api._tolerance(model, {}, expected) == 1e-4  # type: ignore[arg-type]

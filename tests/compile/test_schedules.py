@@ -42,22 +42,38 @@ def profile(name: str) -> TargetProfile:
     )
 
 
-def single_node_model(
-    folder: Path, op: str, inputs: dict[str, tuple[int, ...]], weights: dict, **attributes: object
+def save_model(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, tuple[int, ...]],
+    weights: dict[str, np.ndarray],
 ) -> Path:
-    """One operator between a plain input and a bias and ReLU, as a file."""
-    graph_inputs = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()
-    ]
-    node = helper.make_node(op, [*inputs, *weights], ["y"], name="node", **attributes)
-    relu = helper.make_node("Relu", ["y"], ["out"], name="relu")
-    initializers = [numpy_helper.from_array(w, n) for n, w in weights.items()]
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
-    graph = helper.make_graph([node, relu], "g", graph_inputs, [out], initializers)
+    """A graph from float inputs to "out", as a file."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
     path = folder / "model.onnx"
     opset = helper.make_opsetid("", 17)
     onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
     return path
+
+
+def random_weights(seed: int, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {name: draw.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+
+
+def single_node_model(
+    folder: Path, op: str, inputs: dict[str, tuple[int, ...]], weights: dict, **attributes: object
+) -> Path:
+    """One operator between a plain input and a ReLU, as a file."""
+    node = helper.make_node(op, [*inputs, *weights], ["y"], name="node", **attributes)
+    relu = helper.make_node("Relu", ["y"], ["out"], name="relu")
+    return save_model(folder, [node, relu], inputs, weights)
 
 
 def conv_case(
@@ -71,12 +87,7 @@ def conv_case(
     batch: int = 1,
     **attributes: object,
 ) -> Path:
-    draw = np.random.default_rng(1)
-    shape = (out_channels, channels // group, *window)
-    weights = {
-        "w": draw.standard_normal(shape).astype(np.float32),
-        "b": draw.standard_normal(out_channels).astype(np.float32),
-    }
+    weights = random_weights(1, w=(out_channels, channels // group, *window), b=(out_channels,))
     return single_node_model(
         folder, "Conv", {"x": (batch, channels, *size)}, weights, group=group, **attributes
     )
@@ -340,23 +351,12 @@ POOLS = {
 def test_pooling_between_convolutions(case: str, target: str, tmp_path: Path) -> None:
     """Pooling of a blocked tensor: a convolution stands before it."""
     operator, attributes = POOLS[case]
-    draw = np.random.default_rng(5)
-    weight = draw.standard_normal((20, 8, 1, 1)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
         helper.make_node(operator, ["c"], ["out"], name="pool", **attributes),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 8, 9, 11))],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    path = tmp_path / "model.onnx"
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
-    )
+    weights = random_weights(5, w=(20, 8, 1, 1))
+    path = save_model(tmp_path, nodes, {"x": (1, 8, 9, 11)}, weights)
     check_against_onnx_runtime(path, profile(target), template=True)
 
 
@@ -385,7 +385,6 @@ def test_upsampling_by_transposed_convolution(case: str, target: str, tmp_path: 
 
 def test_a_scale_for_each_channel_is_computed_once(tmp_path: Path) -> None:
     """Squeeze and excitation: a small convolution's result is spread over a large tensor."""
-    draw = np.random.default_rng(7)
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
         helper.make_node("GlobalAveragePool", ["c"], ["m"], name="mean"),
@@ -393,26 +392,13 @@ def test_a_scale_for_each_channel_is_computed_once(tmp_path: Path) -> None:
         helper.make_node("Sigmoid", ["s"], ["g"], name="gate"),
         helper.make_node("Mul", ["c", "g"], ["out"], name="scale"),
     ]
-    initializers = [
-        numpy_helper.from_array(draw.standard_normal(shape).astype(np.float32), name)
-        for name, shape in (("w", (24, 8, 1, 1)), ("v", (24, 24, 1, 1)))
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 8, 9, 9))],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
-        initializers,
-    )
-    path = tmp_path / "model.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    weights = random_weights(7, w=(24, 8, 1, 1), v=(24, 24, 1, 1))
+    path = save_model(tmp_path, nodes, {"x": (1, 8, 9, 9)}, weights)
     check_against_onnx_runtime(path, load_target("local"), template=True)
 
 
 @pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 3, 1], [1, 1, 1, 4]])
 def test_upsampling_by_repetition_stays_blocked(scales: list[int], tmp_path: Path) -> None:
-    draw = np.random.default_rng(9)
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
         helper.make_node(
@@ -426,26 +412,28 @@ def test_upsampling_by_repetition_stays_blocked(scales: list[int], tmp_path: Pat
         ),
         helper.make_node("Conv", ["r", "v"], ["out"], name="after"),
     ]
-    initializers = [
-        numpy_helper.from_array(draw.standard_normal((24, 8, 1, 1)).astype(np.float32), "w"),
-        numpy_helper.from_array(draw.standard_normal((8, 24, 3, 3)).astype(np.float32), "v"),
-        numpy_helper.from_array(np.array(scales, np.float32), "scales"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 8, 5, 7))],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
-        initializers,
-    )
-    path = tmp_path / "model.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    weights = random_weights(9, w=(24, 8, 1, 1), v=(8, 24, 3, 3))
+    weights["scales"] = np.array(scales, np.float32)
+    path = save_model(tmp_path, nodes, {"x": (1, 8, 5, 7)}, weights)
     chosen = load_target("local")
     check_against_onnx_runtime(path, chosen, template=True)
     names = kernels_of(path, chosen)
     assert any("repeat" in name for name in names)
     assert sum("unblock" in name for name in names) == 1  # the output's
+
+
+def test_integers_are_not_divided_by_what_no_channel_holds(tmp_path: Path) -> None:
+    """20 channels leave lanes of the second block empty: dividing by their zeros would trap."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node("Cast", ["c"], ["i"], name="cast", to=TensorProto.INT32),
+        helper.make_node("Div", ["i", "d"], ["q"], name="div"),
+        helper.make_node("Cast", ["q"], ["out"], name="back", to=TensorProto.FLOAT),
+    ]
+    weights = random_weights(10, w=(20, 8, 3, 3))
+    weights["d"] = np.arange(1, 21, dtype=np.int32).reshape(1, 20, 1, 1)
+    path = save_model(tmp_path, nodes, {"x": (1, 8, 6, 6)}, weights)
+    check_against_onnx_runtime(path, load_target("local"), template=True)
 
 
 @pytest.mark.parametrize("shape", [(3, 508), (2, 7, 13), (1, 31), (4, 64)])

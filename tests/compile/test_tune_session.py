@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tuning_place import KEY, FakeBuilder, FakePlace, made_up_s, save_network
 
+from edgesdk import api
 from edgesdk.errors import DeviceError, EdgeSdkError
 from edgesdk.profiles import load_target
 from edgesdk.tuning import session, trials
@@ -139,6 +140,10 @@ def test_what_makes_the_network_slower_or_wrong_is_not_shipped(
     result = desk.tune(FakePlace(final=final), trials=16)
     assert not any(rung.startswith("tuned") for rung in rungs(result))
     assert said in desk.report
+    # Nor by a later compilation, which knows the records only; but a later session may find better.
+    later = api.compile(desk.network, output=desk.folder / "later", records=desk.database)
+    assert not any(rung.startswith("tuned") for rung in later.manifest.build["coverage"]["rungs"])
+    assert "tuned" in rungs(desk.tune(FakePlace(final=FASTER), trials=8))
 
 
 def test_nothing_beats_the_default(desk: Desk) -> None:

@@ -114,6 +114,33 @@ TEST(late_workers_take_part_in_the_right_loop) {
   }
 }
 
+// Workers woken for a loop of all threads, and late for it, must not join the next one's two.
+TEST(a_loop_for_few_threads_never_gets_more) {
+  ThreadPool pool(8, 0);
+  for (int round = 0; round < 300; ++round) {
+    std::atomic<int> count{0};
+    CHECK_EQ(pool.Launch(CountTask, &count, 8, 0), 0);
+    Seen seen;
+    CHECK_EQ(pool.Launch(Seen::Task, &seen, 200, 2), 0);
+    int different = 0;
+    for (int i = 0; i < 200; ++i) {
+      bool is_new = true;
+      for (int k = 0; k < i; ++k) {
+        if (pthread_equal(seen.thread[i], seen.thread[k])) is_new = false;
+      }
+      different += is_new;
+    }
+    CHECK(different <= 2);
+  }
+}
+
+TEST(more_tasks_than_the_pool_counts_are_done_alone) {
+  ThreadPool pool(4, kSpinNs);
+  std::atomic<int> count{0};
+  CHECK_EQ(pool.Launch(CountTask, &count, 70000, 0), 0);
+  CHECK_EQ(count.load(), 70000);
+}
+
 struct Nested {
   ThreadPool* pool;
   std::atomic<int> wrong{0};
