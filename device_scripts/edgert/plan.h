@@ -18,7 +18,14 @@ enum edgert_storage : uint8_t {
   kEdgertInput = 0,   // memory bound to input number `index`
   kEdgertOutput = 1,  // memory bound to output number `index`
   kEdgertWeight = 2,  // the library's constant block
-  kEdgertArena = 3    // the handle's block of activations
+  kEdgertArena = 3,   // the handle's block of activations
+  // The same four in the accelerator's memory. An input or output may be read on either side; what
+  // the caller binds in host memory is brought to the accelerator before, and back after, the
+  // steps.
+  kEdgertDeviceInput = 4,
+  kEdgertDeviceOutput = 5,
+  kEdgertDeviceWeight = 6,
+  kEdgertDeviceArena = 7
 };
 
 // A view of storage: several tensors may share bytes (a reshape costs nothing).
@@ -33,13 +40,37 @@ struct edgert_tensor {
   const int64_t* shape;
 };
 
-// One call of a compiled kernel, or (kernel == nullptr) a copy of args[0] to args[1].
+// A kernel of the accelerator. All sizes are fixed; its arguments are the addresses of tensors.
+struct edgert_launch {
+  const char* function;  // its name in the device code
+  uint32_t grid[3];
+  uint32_t block[3];      // threads of a block; OpenCL's local size
+  uint32_t shared_bytes;  // dynamic shared memory of a block
+};
+
+enum edgert_image_format : uint32_t {
+  kEdgertCubin = 1,  // machine code of one CUDA architecture
+  kEdgertPtx = 2,    // text that the CUDA driver compiles, for this architecture and later ones
+  kEdgertOpenclSource = 3
+};
+
+// The accelerator's code in one form of several; it holds all functions of the plan.
+struct edgert_image {
+  edgert_image_format format;
+  uint32_t architecture;  // CUDA: 10 * major + minor of the compute capability; else 0
+  const uint8_t* data;    // text ends with a zero byte, which size_bytes counts
+  uint64_t size_bytes;
+};
+
+// One step: `kernel` calls a compiled function on the CPU, `launch` one of the accelerator. With
+// neither it copies args[0] to args[1], which may be on different sides.
 struct edgert_step {
   TVMFFISafeCallType kernel;
   const char* kernel_name;
   const char* layer_name;
   const uint32_t* args;  // indices into tensors: inputs, then outputs
   uint32_t num_args;
+  const edgert_launch* launch;
 };
 
 // An input or output as the caller sees it. `dtype` is an edgesdk_dtype.
@@ -67,6 +98,10 @@ struct edgert_plan {
   const uint8_t* weights;
   uint64_t weights_bytes;
   uint64_t arena_bytes;
+  const struct edgert_accelerator* accelerator;  // nullptr: the CPU does everything
+  const edgert_image* images;
+  uint32_t num_images;
+  uint64_t device_arena_bytes;
 };
 
 extern const struct edgert_plan edgert_model_plan;
