@@ -58,6 +58,35 @@ class CpuInfo:
 
 
 @dataclass(frozen=True)
+class GpuInfo:
+    """The GPU as the schedule templates and the device compiler see it.
+
+    `api` is the driver that runs it. CUDA: code is built for each of `architectures` (10 * major +
+    minor of the compute capability), and as PTX for later ones if `ptx` names one.
+    `multiprocessors` counts the cores that share an L2; `shared_kib` is what one block of threads
+    may use of the fast memory of such a core, `registers` what all blocks on it share. `integrated`:
+    CPU and GPU use the same memory.
+    """
+
+    api: Literal["cuda", "opencl"]
+    multiprocessors: int
+    shared_kib: int
+    registers: int = 65536
+    warp: int = 32
+    max_threads: int = 1024
+    architectures: tuple[int, ...] = ()
+    ptx: int | None = None
+    integrated: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("multiprocessors", "registers", "warp", "max_threads"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name.replace('_', '-')} is {getattr(self, name)}, must be > 0")
+        if self.api == "cuda" and not self.architectures and self.ptx is None:
+            raise ValueError("neither architectures nor ptx is given")
+
+
+@dataclass(frozen=True)
 class Contract:
     """What the device promises, and so what a library built for it may need.
 
@@ -99,6 +128,7 @@ class TargetProfile:
     cpu: CpuInfo
     contract: Contract
     emulator: Emulator | None = None
+    gpu: GpuInfo | None = None
     path: Path | None = None
 
     @property

@@ -53,7 +53,7 @@ _EPILOGUE_ONLY = 4
 
 
 @dataclass
-class _Tensor:
+class LayoutTensor:
     """A value of the new graph, in one layout or in both; `shape` is that of the plain one."""
 
     shape: tuple[int, ...]
@@ -63,18 +63,24 @@ class _Tensor:
 
 
 def assign_layouts(module: Any, profile: TargetProfile) -> Any:
-    """Returns `module` with `main` rewritten for the CPU of `profile`. Results differ by rounding
-    only. A main without a single dataflow block is returned as it is."""
+    """Returns `module` with `main` rewritten for the CPU or GPU of `profile`. Results differ by
+    rounding only. A main without a single dataflow block is returned as it is."""
     from tvm import relax
 
     function = module["main"]
     blocks = function.body.blocks
     if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
         return module
-    return _Rewriter(module, profile).run()
+    if profile.gpu is not None:
+        from edgesdk.schedules.gpu.layout import GpuRewriter
+
+        return GpuRewriter(module, profile).run()
+    return Rewriter(module, profile).run()
 
 
-class _Rewriter:
+class Rewriter:
+    """Walks the graph once, from front to back. `block` counts the channels of a block."""
+
     def __init__(self, module: Any, profile: TargetProfile) -> None:
         from tvm import relax
 
@@ -149,10 +155,10 @@ class _Rewriter:
     # What a variable of the old graph has become.
 
     def _set(self, variable: Any, value: Any) -> None:
-        if not isinstance(value, _Tensor):
-            shape, dtype = _type_of(value)
+        if not isinstance(value, LayoutTensor):
+            shape, dtype = type_of(value)
             if shape is not None:
-                value = _Tensor(shape, dtype, plain=value)
+                value = LayoutTensor(shape, dtype, plain=value)
         self.tensors[variable.id_] = value
 
     def _get(self, expr: Any) -> Any:
@@ -161,8 +167,8 @@ class _Rewriter:
         if isinstance(expr, relax.Var):
             return self.tensors[expr.id_]
         if isinstance(expr, ir.GenericConst):
-            shape, dtype = _type_of(expr)
-            return _Tensor(shape or (), dtype, plain=expr)
+            shape, dtype = type_of(expr)
+            return LayoutTensor(shape or (), dtype, plain=expr)
         return expr
 
     def _plain(self, expr: Any) -> Any:
@@ -172,22 +178,22 @@ class _Rewriter:
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._plain(item) for item in expr.fields])
         value = self._get(expr)
-        if not isinstance(value, _Tensor):
+        if not isinstance(value, LayoutTensor):
             return value
         if value.plain is None:
             value.plain = self._emit_unblocked(value)
         return value.plain
 
-    def _blocked(self, value: _Tensor) -> Any:
+    def _blocked(self, value: LayoutTensor) -> Any:
         if value.blocked is None:
-            constant = _constant(value.plain)
+            constant = constant_of(value.plain)
             if constant is not None:
-                value.blocked = _const(block_array(constant, self.block))
+                value.blocked = as_const(block_array(constant, self.block))
             else:
                 value.blocked = self._emit_blocked(value)
         return value.blocked
 
-    def _emit_blocked(self, value: _Tensor) -> Any:
+    def _emit_blocked(self, value: LayoutTensor) -> Any:
         from tvm import relax
 
         n, c, h, w = value.shape
@@ -195,7 +201,7 @@ class _Rewriter:
             return self.bb.emit(relax.op.reshape(value.plain, (n, c // self.block, 1, self.block)))
         return self._te(block_tensor, value.plain, block=self.block, hint="block")
 
-    def _emit_unblocked(self, value: _Tensor) -> Any:
+    def _emit_unblocked(self, value: LayoutTensor) -> Any:
         from tvm import relax
 
         _, c, h, w = value.shape
@@ -231,27 +237,13 @@ class _Rewriter:
 
         return self.bb.emit(relax.Call(call.op, arguments, attrs=call.attrs))
 
-    def _conv2d(self, call: Any) -> _Tensor | None:
-        data = self._get(call.args[0])
-        weight = _constant(self._get(call.args[1]).plain)
-        attrs = call.attrs
-        shape, dtype = _type_of(call)
-        if weight is None or shape is None or dtype != "float32" or 0 in (*shape, *data.shape):
+    def _conv2d(self, call: Any) -> LayoutTensor | None:
+        config = self._conv2d_config(call)
+        if config is None:
             return None
-        if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
-            return None
-        config = conv2d.Conv2d(
-            in_shape=data.shape,
-            out_shape=shape,
-            window=tuple(weight.shape[2:]),
-            stride=_ints(attrs.strides),
-            padding=_ints(attrs.padding),
-            dilation=_ints(attrs.dilation),
-            groups=int(attrs.groups),
-            block=self.block,
-        )
+        data, weight = self._get(call.args[0]), constant_of(self._get(call.args[1]).plain)
         if config.kind == "split groups":
-            return self._split_groups(data, weight, config, dtype)
+            return self._split_groups(data, weight, config, data.dtype)
         config, weight = config.as_row(weight)
         # Few input channels (a picture): broadcasting them needs no blocks.
         plain = config.kind == "direct" and data.blocked is None and data.shape[1] < self.block
@@ -266,23 +258,44 @@ class _Rewriter:
                 width=config.out_shape[3],
                 hint="crop",
             )
-        return _Tensor(shape, dtype, blocked=result)
+        return LayoutTensor(type_of(call)[0], data.dtype, blocked=result)
+
+    def _conv2d_config(self, call: Any) -> conv2d.Conv2d | None:
+        """What `call` convolves, if its weights are constants in a layout that is known here."""
+        data = self._get(call.args[0])
+        weight = constant_of(self._get(call.args[1]).plain)
+        attrs = call.attrs
+        shape, dtype = type_of(call)
+        if weight is None or shape is None or dtype != "float32" or 0 in (*shape, *data.shape):
+            return None
+        if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
+            return None
+        return conv2d.Conv2d(
+            in_shape=data.shape,
+            out_shape=shape,
+            window=tuple(weight.shape[2:]),
+            stride=_ints(attrs.strides),
+            padding=_ints(attrs.padding),
+            dilation=_ints(attrs.dilation),
+            groups=int(attrs.groups),
+            block=self.block,
+        )
 
     def _convolve(self, source: Any, weight: np.ndarray, config: Any, *, plain: bool) -> Any:
         from tvm import relax
 
         static = {"config": config, "plain_input": plain}
-        if plain and _type_of(source)[0] != config.in_shape:
+        if plain and type_of(source)[0] != config.in_shape:
             source = self.bb.emit(relax.op.reshape(source, config.in_shape))
         if config.kind != "depthwise" and (any(config.padding) or winograd.fits(config)):
             source = self._te(conv2d.pad_spatial, source, **static, hint="pad")
         if not plain and winograd.fits(config):
             return self._winograd(source, weight, config)
-        packed = _const(conv2d.pack_weight(weight, config, plain_input=plain))
+        packed = as_const(conv2d.pack_weight(weight, config, plain_input=plain))
         return self._te(conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}")
 
     def _winograd(self, padded: Any, weight: np.ndarray, config: Any) -> Any:
-        packed = _const(winograd.pack_weight(weight, self.block))
+        packed = as_const(winograd.pack_weight(weight, self.block))
         tiles = self._te(
             winograd.transform_input, padded, config=config, hint="winograd_input", pattern=_OPAQUE
         )
@@ -295,14 +308,14 @@ class _Rewriter:
             pattern=_EPILOGUE_ONLY,
         )
 
-    def _conv2d_transpose(self, call: Any) -> _Tensor | None:
+    def _conv2d_transpose(self, call: Any) -> LayoutTensor | None:
         """A transposed convolution whose windows lie side by side (an upsampling by learned
         weights): each pixel becomes a window of pixels, so it is a 1x1 convolution with a channel
         for each place in the window, whose results are then spread out."""
         data = self._get(call.args[0])
-        weight = _constant(self._get(call.args[1]).plain)
+        weight = constant_of(self._get(call.args[1]).plain)
         attrs = call.attrs
-        shape, dtype = _type_of(call)
+        shape, dtype = type_of(call)
         if weight is None or shape is None or dtype != "float32" or 0 in (*shape, *data.shape):
             return None
         window = tuple(weight.shape[2:])
@@ -335,12 +348,14 @@ class _Rewriter:
         static = {"shape": shape, "window": window}
         if spread_blocks:
             spread = self._te(conv2d.spread_blocks, pixels, **static, hint="spread")
-            return _Tensor(shape, dtype, blocked=spread)
-        return _Tensor(
+            return LayoutTensor(shape, dtype, blocked=spread)
+        return LayoutTensor(
             shape, dtype, plain=self._te(conv2d.spread_lanes, pixels, **static, hint="spread")
         )
 
-    def _split_groups(self, data: _Tensor, weight: np.ndarray, config: Any, dtype: str) -> _Tensor:
+    def _split_groups(
+        self, data: LayoutTensor, weight: np.ndarray, config: Any, dtype: str
+    ) -> LayoutTensor:
         """A grouped convolution whose groups do not fill blocks: each group is rounded up to whole
         blocks for it, and the plain layout comes out, since the lanes between groups are empty."""
         if data.plain is None:
@@ -351,7 +366,7 @@ class _Rewriter:
         )
         rounded, wider = conv2d.round_groups(weight, config)
         result = self._convolve(source, wider, rounded, plain=False)
-        return _Tensor(
+        return LayoutTensor(
             config.out_shape,
             dtype,
             plain=self._te(
@@ -363,12 +378,12 @@ class _Rewriter:
             ),
         )
 
-    def _pool2d(self, call: Any) -> _Tensor | None:
+    def _pool2d(self, call: Any) -> LayoutTensor | None:
         data = self._get(call.args[0])
         attrs = call.attrs
         if data.blocked is None or attrs.layout != "NCHW":
             return None
-        shape, dtype = _type_of(call)
+        shape, dtype = type_of(call)
         result = self._te(
             pool.pool2d_nchwc,
             data.blocked,
@@ -382,13 +397,13 @@ class _Rewriter:
             count_include_pad=bool(getattr(attrs, "count_include_pad", False)),
             hint="pool2d",
         )
-        return _Tensor(shape, dtype, blocked=result)
+        return LayoutTensor(shape, dtype, blocked=result)
 
-    def _mean(self, call: Any) -> _Tensor | None:
+    def _mean(self, call: Any) -> LayoutTensor | None:
         from tvm import relax
 
         data = self._get(call.args[0])
-        shape, dtype = _type_of(call)
+        shape, dtype = type_of(call)
         if data.blocked is None or call.attrs.axis is None:
             return None
         axes = sorted(int(a) % 4 for a in call.attrs.axis)
@@ -396,45 +411,45 @@ class _Rewriter:
             return None
         n, c = data.shape[:2]
         mean = self._te(pool.global_mean_nchwc, data.blocked, hint="global_mean")
-        value = _Tensor((n, c, 1, 1), dtype, blocked=mean)
+        value = LayoutTensor((n, c, 1, 1), dtype, blocked=mean)
         if call.attrs.keepdims:
             return value
-        return _Tensor(
+        return LayoutTensor(
             shape, dtype, plain=self.bb.emit(relax.op.reshape(self._emit_unblocked(value), shape))
         )
 
-    def _concat(self, call: Any) -> _Tensor | None:
+    def _concat(self, call: Any) -> LayoutTensor | None:
         from tvm import relax
 
         if not isinstance(call.args[0], relax.Tuple):
             return None
         parts = [self._get(item) for item in call.args[0].fields]
-        shape, dtype = _type_of(call)
+        shape, dtype = type_of(call)
         if len(shape) != 4 or not any(p.blocked is not None for p in parts):
             return None
         axis = int(call.attrs.axis) % 4
         if axis == 3 or (axis == 1 and any(p.shape[1] % self.block for p in parts[:-1])):
             return None
         joined = relax.op.concat([self._blocked(p) for p in parts], axis)
-        return _Tensor(shape, dtype, blocked=self.bb.emit(joined))
+        return LayoutTensor(shape, dtype, blocked=self.bb.emit(joined))
 
-    def _elementwise(self, call: Any) -> _Tensor | None:
+    def _elementwise(self, call: Any) -> LayoutTensor | None:
         parts = [self._get(a) for a in call.args]
-        tensors = [p for p in parts if isinstance(p, _Tensor)]
-        shape, dtype = _type_of(call)
+        tensors = [p for p in parts if isinstance(p, LayoutTensor)]
+        shape, dtype = type_of(call)
         if shape is None or len(shape) != 4 or not any(p.blocked is not None for p in tensors):
             return None
         if call.op.name in _DIVISIONS and not dtype.startswith("float"):
             return None
         arguments = []
         for part in parts:
-            argument = self._broadcast(part, shape) if isinstance(part, _Tensor) else part
+            argument = self._broadcast(part, shape) if isinstance(part, LayoutTensor) else part
             if argument is None:
                 return None
             arguments.append(argument)
-        return _Tensor(shape, dtype, blocked=self._emit_call(call, arguments))
+        return LayoutTensor(shape, dtype, blocked=self._emit_call(call, arguments))
 
-    def _broadcast(self, part: _Tensor, shape: tuple[int, ...]) -> Any:
+    def _broadcast(self, part: LayoutTensor, shape: tuple[int, ...]) -> Any:
         """An operand as one that combines with a blocked tensor of `shape`, or None."""
         from tvm import relax
 
@@ -444,30 +459,30 @@ class _Rewriter:
         n, c, h, w = full = (1,) * (4 - rank) + part.shape
         if (h, w) not in ((1, 1), shape[2:]):
             return None
-        constant = _constant(part.plain) if part.plain is not None else None
+        constant = constant_of(part.plain) if part.plain is not None else None
         if constant is not None and constant.size == 1:
-            return _const(constant.reshape(()))
+            return as_const(constant.reshape(()))
         if c == shape[1] and c > 1:
             if constant is not None:
-                return _const(block_array(constant.reshape(full), self.block))
+                return as_const(block_array(constant.reshape(full), self.block))
             return self._blocked(part) if rank == 4 else None
         if part.blocked is not None:
             return None
         # The same for all channels: broadcast over blocks and lanes.
         if constant is not None:
-            return _const(constant.reshape(n, 1, h * w, 1))
+            return as_const(constant.reshape(n, 1, h * w, 1))
         return self.bb.emit(relax.op.reshape(part.plain, (n, 1, h * w, 1)))
 
-    def _repeat(self, call: Any) -> _Tensor | None:
+    def _repeat(self, call: Any) -> LayoutTensor | None:
         """Upsampling by repetition along one axis: a reshape that ends, for the height,
         [N, C, H, W] -> [N, C, H, 1, W] -> broadcast to [N, C, H, sy, W] -> [N, C, sy*H, W]."""
         spread = self._bound(call.args[0], "relax.broadcast_to")
         apart = self._bound(spread.args[0], "relax.reshape") if spread is not None else None
         source = self._get(apart.args[0]) if apart is not None else None
-        if not isinstance(source, _Tensor) or source.blocked is None:
+        if not isinstance(source, LayoutTensor) or source.blocked is None:
             return None
-        shape, dtype = _type_of(call)
-        single, wide = _type_of(apart)[0], _type_of(spread)[0]
+        shape, dtype = type_of(call)
+        single, wide = type_of(apart)[0], type_of(spread)[0]
         n, c, h, w = source.shape
         if len(wide) != 5:
             return None
@@ -481,7 +496,7 @@ class _Rewriter:
                 repeated = self._te(
                     repeat_pixels, source.blocked, in_width=w, times=(sy, sx), hint="repeat"
                 )
-                return _Tensor(shape, dtype, blocked=repeated)
+                return LayoutTensor(shape, dtype, blocked=repeated)
         return None
 
     def _bound(self, expr: Any, operator: str) -> Any | None:
@@ -495,8 +510,8 @@ class _Rewriter:
         from tvm import relax
 
         data = self._get(call.args[0])
-        weight = _constant(self._get(call.args[1]).plain)
-        shape, dtype = _type_of(call)
+        weight = constant_of(self._get(call.args[1]).plain)
+        shape, dtype = type_of(call)
         if weight is None or weight.ndim != 2 or dtype != "float32" or len(data.shape) < 2:
             return None
         k, n = weight.shape
@@ -512,7 +527,7 @@ class _Rewriter:
         product = self._te(
             dense.dense_packed,
             source,
-            _const(dense.pack_weight(weight, width)),
+            as_const(dense.pack_weight(weight, width)),
             columns=n,
             hint="dense",
         )
@@ -521,7 +536,7 @@ class _Rewriter:
         return product
 
 
-def _type_of(expr: Any) -> tuple[Any, str]:
+def type_of(expr: Any) -> tuple[Any, str]:
     info = expr.ty
     shape = getattr(info, "shape", None)
     if shape is None:
@@ -529,7 +544,7 @@ def _type_of(expr: Any) -> tuple[Any, str]:
     return tuple(int(d) for d in shape), str(info.dtype)
 
 
-def _constant(expr: Any) -> np.ndarray | None:
+def constant_of(expr: Any) -> np.ndarray | None:
     from tvm import ir
 
     if not isinstance(expr, ir.GenericConst) or not hasattr(expr.value, "numpy"):
@@ -537,7 +552,7 @@ def _constant(expr: Any) -> np.ndarray | None:
     return expr.value.numpy()
 
 
-def _const(array: np.ndarray) -> Any:
+def as_const(array: np.ndarray) -> Any:
     from tvm import relax
 
     return relax.const(array)

@@ -1,0 +1,196 @@
+"""Scheduled GPU kernels to source text, and to the list of launches that run them.
+
+TVM splits a kernel into functions of the GPU and a host function that launches them. All sizes are
+fixed, so that host function says nothing but constants: it is read here, and the launches go into
+the flat plan. No host code of TVM reaches the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgesdk.compiler.codegen import last_words
+from edgesdk.errors import CompileError
+
+# What TVM sets before a launch; edgert does it once, when it opens the device.
+_IGNORED_CALLS = ("__tvm_set_device",)
+_DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+_AXES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a GPU function. `grid` and `block` count x, y, z; bytes of dynamic shared memory.
+
+    `args` numbers the tensors whose addresses it takes: first the kernel's parameters in order,
+    then its workspaces.
+    """
+
+    function: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """A kernel as launches. `workspaces` are the sizes in bytes of scratch memory between them."""
+
+    launches: tuple[Launch, ...]
+    workspaces: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """`source` holds the functions of all `kernels` (by symbol), in CUDA C++ or OpenCL C."""
+
+    source: str
+    kernels: dict[str, DeviceKernel]
+
+
+def generate(functions: dict[str, Any], target: Any) -> DeviceCode:
+    """Returns the device code of `functions` (symbol -> PrimFunc scheduled for a GPU).
+
+    `target` is a TVM target with a host. Raises CompileError if a kernel cannot be split into
+    launches of fixed size.
+    """
+    import tvm
+
+    module = tvm.IRModule(
+        {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
+    )
+    try:
+        host, device, device_target = _split(module, target)
+        source = str(
+            tvm.get_global_func(f"target.build.{device_target.kind.name}")(
+                device, device_target
+            ).inspect_source()
+        )
+    except Exception as error:  # TVM raises many types; all mean the same here
+        raise CompileError(
+            f"TVM could not generate code for the GPU: {last_words(error)}",
+            hint="please report this with the model's operators (`edgesdk inspect`)",
+        ) from error
+    host_functions = {gv.name_hint: function for gv, function in host.functions.items()}
+    return DeviceCode(source, {name: _read_host(name, host_functions[name]) for name in functions})
+
+
+def _split(module: Any, target: Any) -> tuple[Any, Any, Any]:
+    import tvm
+    from tvm.tirx.build import split_host_device_mods
+
+    module = tvm.tirx.transform.BindTarget(target)(module)
+    pipeline, _, finish_device = tvm.tirx.get_default_tir_pipeline(target)
+    host, devices = split_host_device_mods(pipeline(module))
+    if not devices:
+        raise CompileError("none of its loops is bound to the GPU")
+    ((device_target, device),) = devices.items()
+    return host, finish_device()(device), device_target
+
+
+@dataclass
+class _HostReader:
+    """What the host function has bound so far."""
+
+    name: str
+    values: dict[int, Any]  # a variable's handle -> the expression it stands for
+    buffers: dict[int, Any]  # a buffer's handle -> the expression of its memory
+    workspaces: dict[int, int]  # a buffer's handle -> number
+    workspace_bytes: list[int]
+    num_parameters: int
+    launches: list[Launch]
+
+
+def _read_host(name: str, function: Any) -> DeviceKernel:
+    reader = _HostReader(name, {}, {}, {}, [], 0, [])
+    _count_parameters(reader, function.body)
+    _read(reader, function.body)
+    if not reader.launches:
+        raise CompileError(f"kernel {name} launches nothing")
+    return DeviceKernel(tuple(reader.launches), tuple(reader.workspace_bytes))
+
+
+def _count_parameters(reader: _HostReader, body: Any) -> None:
+    """The first statement of a packed function compares the number of its arguments."""
+    from tvm import tirx
+
+    first = body.seq[0] if isinstance(body, tirx.SeqStmt) else body
+    reader.num_parameters = int(first.condition.b)
+
+
+def _read(reader: _HostReader, statement: Any) -> None:
+    from tvm import tirx
+
+    if isinstance(statement, tirx.SeqStmt):
+        for each in statement.seq:
+            _read(reader, each)
+    elif isinstance(statement, tirx.AttrStmt):
+        _read(reader, statement.body)
+    elif isinstance(statement, tirx.Bind):
+        reader.values[statement.var.id_] = statement.value
+    elif isinstance(statement, tirx.DeclBuffer):
+        reader.buffers[statement.buffer.id_] = statement.data
+    elif isinstance(statement, tirx.AllocBuffer):
+        from edgesdk.compiler.plan import size_of
+
+        buffer = statement.buffer
+        reader.workspaces[buffer.id_] = len(reader.workspace_bytes)
+        shape = [int(d) for d in buffer.shape]
+        reader.workspace_bytes.append(size_of(shape, str(buffer.dtype)))
+    elif isinstance(statement, tirx.Evaluate):
+        _read_call(reader, statement.value)
+    elif not isinstance(statement, (tirx.AssertStmt, tirx.IfThenElse)) and (
+        type(statement).__name__ != "Return"
+    ):
+        raise CompileError(
+            f"kernel {reader.name}: its launches depend on a {type(statement).__name__}"
+        )
+
+
+def _read_call(reader: _HostReader, call: Any) -> None:
+    operator = getattr(getattr(call, "op", None), "name", "")
+    if operator == "tirx.tvm_call_packed" and str(call.args[0].value) in _IGNORED_CALLS:
+        return
+    if operator != "tirx.call_ffi_kernel":
+        if operator:
+            raise CompileError(f"kernel {reader.name}: the host calls {operator}")
+        return
+    tags = [str(t) for t in call.attrs.launch_params]
+    arguments = list(call.args[1 : len(call.args) - sum(t != _DYNAMIC_SHARED for t in tags)])
+    if _DYNAMIC_SHARED in tags:
+        raise CompileError(f"kernel {reader.name}: dynamic shared memory")
+    sizes = [int(a) for a in call.args[1 + len(arguments) :]]
+    extents = dict(zip(tags, sizes, strict=True))
+    reader.launches.append(
+        Launch(
+            function=str(call.args[0].value),
+            grid=_extent3(extents, "blockIdx"),
+            block=_extent3(extents, "threadIdx"),
+            shared_bytes=0,
+            args=tuple(_argument(reader, a) for a in arguments),
+        )
+    )
+
+
+def _extent3(extents: dict[str, int], name: str) -> tuple[int, int, int]:
+    x, y, z = (extents.get(f"{name}.{axis}", 1) for axis in _AXES)
+    return x, y, z
+
+
+def _argument(reader: _HostReader, expr: Any) -> int:
+    """The number of the parameter or workspace whose address `expr` is."""
+    operator = getattr(getattr(expr, "op", None), "name", "")
+    if operator == "tirx.buffer_data":
+        buffer = expr.args[0].id_
+        if buffer in reader.workspaces:
+            return reader.num_parameters + reader.workspaces[buffer]
+        return _argument(reader, reader.buffers[buffer])
+    if operator == "tirx.reinterpret":
+        return _argument(reader, expr.args[0])
+    if operator == "tirx.tvm_struct_get":
+        # Address of the DLTensor that parameter `n` of the packed call points to.
+        choice = reader.values[expr.args[0].id_]  # a plain DLTensor, or one within an object
+        return int(choice.args[-1].args[1])
+    raise CompileError(f"kernel {reader.name}: a launch takes {str(expr)[:80]}, no tensor")

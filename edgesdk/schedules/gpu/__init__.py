@@ -1,0 +1,1 @@
+"""Schedules for GPUs: layouts, templates, and the ladder that gives every kernel one."""
