@@ -35,8 +35,12 @@ system_packages() {
             # The emulated boards.
             need update-binfmts binfmt-support
             need mmdebstrap mmdebstrap
+            need arch-test arch-test
             need /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
             need ssh openssh-client
+            # Bundles called from C#.
+            need mcs mono-mcs
+            need mono mono-runtime
             ;;
         demo)
             need g++ g++

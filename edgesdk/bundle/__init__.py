@@ -4,7 +4,8 @@ manifest.json      what it is, for which device, with hashes of all files
 SHA256SUMS         the same hashes, for `sha256sum -c`
 lib/libNAME.so     the network with its weights and runtime
 bin/edgesdk-run    the launcher
-include/           edgesdk_model.h and NAME.h
+include/           edgesdk_model.h and NAME.h; the same with .hpp for C++
+python/, csharp/   for programs in these languages
 lib/cmake/NAME/    so that find_package(NAME) works
 golden/            inputs, and the outputs of the reference for them
 README.md          for whoever receives it

@@ -13,6 +13,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from edgesdk.bundle import Bundle, file_sha256
+from edgesdk.bundle.faces import readme_parts, write_faces
 from edgesdk.bundle.manifest import MANIFEST_NAME, FileInfo, Manifest, TensorInfo
 from edgesdk.errors import CompileError, UsageError
 from edgesdk.resources import data_folder
@@ -78,6 +79,7 @@ def write_bundle(
     public = data_folder("device_scripts") / "include" / "edgesdk_model.h"
     shutil.copyfile(public, folder / "include" / public.name)
     (folder / "include" / f"{manifest.name}.h").write_text(header, encoding="utf-8")
+    write_faces(folder, manifest)
     for names, arrays in (
         (manifest.golden_inputs, golden_inputs),
         (manifest.golden_outputs, golden_outputs),
@@ -194,13 +196,24 @@ Copy the folder to the device, then there:
 The first compares the device's results with the reference's, the second measures the latency.
 `--help` shows how to run it on your own .npy files.
 
-## Use it from C or C++
+## Use it from C, C++, Python or C#
 
-`include/edgesdk_model.h` documents the interface; `include/$name.h` declares this network. With
-CMake:
+With CMake:
 
     find_package($name CONFIG REQUIRED)              # -DCMAKE_PREFIX_PATH=<this folder>
     target_link_libraries(app PRIVATE $name::$name)
+
+C++17; `include/edgesdk_model.hpp` documents the class, `include/$name.hpp` has this network's:
+
+```cpp
+#include <$name.hpp>
+
+edgesdk_$name::Model model;
+if (!model) return fail(model.error());
+$cpp_lines
+```
+
+C; `include/edgesdk_model.h` documents the interface, `include/$name.h` declares this network:
 
 ```c
 #include <$name.h>
@@ -213,6 +226,16 @@ const void* result = NULL;
 edgesdk_model_get_output(model, 0, &result, NULL);
 edgesdk_model_close(model);
 ```
+
+Python 3.8 and newer, with NumPy; `python/` of this folder must be in `PYTHONPATH`:
+
+```python
+from $module import Model
+
+outputs = Model()($arguments)  # output name -> array
+```
+
+C# on .NET or Mono: add `csharp/$module.cs`, which says how, to your project.
 
 ## What it takes and gives
 
@@ -245,6 +268,7 @@ def _readme(manifest: Manifest) -> str:
         library=manifest.library,
         ports="\n".join(lines),
         contract="\n".join(needs),
+        **readme_parts(manifest),
     )
 
 
