@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ _PROVIDED = {
     "__TVMBackendAllocWorkspace",
     "__TVMBackendFreeWorkspace",
 }
+_PIPELINE = "edgesdk"
+# All registers of the widest kind, twice.
+_STACK_BYTES = 4096
 
 
 def write_object(functions: dict[str, Any], target: Any, path: Path) -> None:
@@ -33,7 +37,7 @@ def write_object(functions: dict[str, Any], target: Any, path: Path) -> None:
     # On a full disk LLVM ends the process at once, so it writes to memory and we to the disk.
     with os.fdopen(os.memfd_create(path.name), "r+b") as memory, path.open("wb") as file:
         try:
-            built = tvm.tirx.build(module, target=target)
+            built = tvm.tirx.build(module, target=target, pipeline=_pipeline())
             built.write_to_file(f"/proc/self/fd/{memory.fileno()}", "o")
         except Exception as error:  # TVM raises many types; all mean the same here
             raise CompileError(
@@ -41,6 +45,54 @@ def write_object(functions: dict[str, Any], target: Any, path: Path) -> None:
                 hint="please report this with the model's operators (`edgesdk inspect`)",
             ) from error
         shutil.copyfileobj(memory, file)
+
+
+def _pipeline() -> str:
+    """The name of TVM's passes for scheduled kernels, `_keep_on_stack` before the last of them."""
+    import tvm
+    from tvm.s_tir.pipeline import default_s_tir_pipeline
+
+    def ours() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+        passes, host_passes, device_passes = default_s_tir_pipeline()
+
+        @tvm.transform.module_pass(opt_level=0, name="KeepOnStack")
+        def keep_on_stack(module: Any, _: Any) -> Any:
+            return tvm.IRModule(
+                {name: _keep_on_stack(function) for name, function in module.functions.items()},
+                attrs=module.attrs,
+            )
+
+        return (
+            passes,
+            lambda: tvm.transform.Sequential([keep_on_stack, host_passes()]),
+            device_passes,
+        )
+
+    tvm.tirx.register_tir_pipeline(_PIPELINE, ours)
+    return _PIPELINE
+
+
+def _keep_on_stack(function: Any) -> Any:
+    """`function` with its small buffers on the stack, where LLVM turns them into registers.
+
+    TVM asks the runtime for memory for each buffer of the scope "local", and for others from 1 KiB
+    on: a register tile would cost an allocation each time, and its sums would live in memory.
+    """
+    import tvm
+    import tvm_ffi
+
+    def keep(allocation: Any) -> Any:
+        buffer = allocation.buffer
+        size_bytes = tvm_ffi.dtype(str(buffer.dtype)).itemsize
+        for extent in buffer.shape:
+            if not isinstance(extent, tvm.tirx.IntImm):
+                return allocation
+            size_bytes *= int(extent)
+        if size_bytes > _STACK_BYTES:
+            return allocation
+        return tvm.tirx.AllocBuffer(buffer, {"disable_lower_builtin": tvm.tirx.IntImm("int32", 1)})
+
+    return tvm_ffi.structural_map(function, (tvm.tirx.AllocBuffer, keep))
 
 
 def check_symbols(path: Path) -> None:

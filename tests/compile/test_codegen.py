@@ -39,3 +39,33 @@ def test_full_disk_is_an_error_and_not_the_end_of_the_process(doubled: tvm.tirx.
     target = tvm.target.Target(load_target("local").tvm)
     with pytest.raises(OSError, match="No space left on device"):
         codegen.write_object({"doubled": doubled}, target, Path("/dev/full"))
+
+
+@pytest.mark.parametrize("lanes, cpu", [(16, "x86-64-v4"), (8, "x86-64-v3"), (4, "x86-64-v2")])
+def test_register_tiles_need_no_memory_of_the_runtime(lanes: int, cpu: str, tmp_path: Path) -> None:
+    """28 vectors of 16 floats are more than the 1 KiB that TVM itself leaves on the stack."""
+    from tvm.s_tir import Schedule
+
+    k = te.reduce_axis((0, 64), "k")
+    a, b = te.placeholder((280, 64), name="a"), te.placeholder((64, lanes), name="b")
+    c = te.compute((280, lanes), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([a, b, c])}))
+    block = sch.get_sblock("c")
+    out = sch.cache_write(block, 0, "local")
+    i, j = sch.get_loops(out)
+    task, row = sch.split(i, [None, 28])
+    sch.compute_at(block, task)
+    _, x, y, term = sch.get_loops(block)
+    sch.reorder(term, x, y)
+    for loop in (x, row):
+        sch.unroll(loop)
+    for loop in (y, j):
+        sch.vectorize(loop)
+    sch.decompose_reduction(block, term)
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": cpu})
+    path = tmp_path / "kernels.o"
+    codegen.write_object({"k": sch.mod["main"]}, target, path)
+    with path.open("rb") as stream:
+        names = {s.name for s in ELFFile(stream).get_section_by_name(".symtab").iter_symbols()}
+    assert "__tvm_ffi_k" in names
+    assert not any("Workspace" in name for name in names)
