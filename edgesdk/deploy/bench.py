@@ -280,9 +280,9 @@ def _opponent(placed: PlacedBundle, name: str, model: Path | None) -> _OnnxRunti
 
 
 def _check_same_model(manifest: Manifest, model: Path) -> None:
-    from edgesdk.frontend.load import load_onnx
+    from edgesdk.frontend.load import load_model
 
-    if load_onnx(model).sha256 != manifest.model_sha256:
+    if load_model(model).sha256 != manifest.model_sha256:
         raise UsageError(
             f"{model} is not the model that the bundle {manifest.name} was compiled from",
             hint="give that file, or compile this one again",

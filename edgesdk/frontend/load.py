@@ -1,4 +1,4 @@
-"""Reads an ONNX file: one clear error for each way in which it can be none.
+"""Reads a model's file: one clear error for each way in which it can be none.
 
 Weights leave the protobuf as NumPy arrays (external data as memory maps), and the protobuf that
 held them is let go, so that a model is in memory once.
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 
 from edgesdk.errors import ModelError, UnsupportedModelError, UsageError
+from edgesdk.frontend.sources import open_source
 
 OLDEST_OPSET = 7
 # Operator sets younger than this were unknown when this file was written; see _check_opset.
@@ -31,6 +32,18 @@ class LoadedModel:
     weights: dict[str, np.ndarray[Any, Any]]
     opset: int
     sha256: str
+
+
+def load_model(path: Path) -> LoadedModel:
+    """Reads `path`, a model in any format that can be compiled, as ONNX.
+
+    Its `sha256` is that of the original. Raises what `load_onnx` and `open_source` raise.
+    """
+    source = open_source(path)
+    loaded = load_onnx(source.onnx)
+    if source.sha256 is not None:
+        loaded.sha256 = source.sha256
+    return loaded
 
 
 def load_onnx(path: Path) -> LoadedModel:

@@ -1,0 +1,503 @@
+"""Reads a TFLite file and writes the same network as ONNX, which the rest of the front end takes.
+
+Images are [N, H, W, C] in TFLite and [N, C, H, W] in ONNX. Each tensor of four dimensions has up
+to two forms, one in each order; an operator takes the form that suits it, and a transposition is
+written only where the form that is wanted is not there yet. So a whole convolutional network is
+computed with channels first, and transposed where it begins and ends.
+
+A quantised tensor is stored as integers, as in the file. What computes takes it dequantised and
+quantises its result: in ONNX's words, DequantizeLinear and QuantizeLinear around each operator.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from edgesdk.errors import ModelError, ToolMissingError
+from edgesdk.frontend.graph import CORE_OPSET, element_type
+from edgesdk.frontend.sources import REFUSED_DOMAIN, Conversion
+
+# The axes of the file in the order of ONNX, and back.
+TO_NCHW = (0, 3, 1, 2)
+TO_NHWC = (0, 2, 3, 1)
+
+Array = np.ndarray[Any, Any]
+
+
+class RefusedOperatorError(Exception):
+    """An operator cannot be converted; the text is the reason, for people."""
+
+
+def convert_tflite(content: bytes, name: str) -> Conversion:
+    """Returns the ONNX form of a TFLite file's `content`; `name` is the file's, for messages.
+
+    Raises ToolMissingError without the extra `tflite`, ModelError for a damaged file. Operators
+    that cannot be converted become nodes of REFUSED_DOMAIN.
+    """
+    from edgesdk.frontend.tflite_ops import convert_operator
+
+    model = parse_tflite(content, name)
+    if not model.subgraphs:
+        raise ModelError(f"{name} holds no graph", hint="export or download the model again")
+    try:
+        writer = Writer(model)
+        for operator in model.subgraphs[0].operators or ():
+            convert_operator(writer.operator(operator))
+        return writer.finish(name)
+    except (IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise damaged(name, error) from error
+
+
+def parse_tflite(content: bytes, name: str) -> Any:
+    """Returns the file's content as objects of the schema (`ModelT`).
+
+    Raises ToolMissingError without the extra `tflite`, ModelError for a damaged file.
+    """
+    try:
+        return schema().ModelT.InitFromPackedBuf(content, 0)
+    except (ValueError, TypeError, IndexError, OverflowError, AttributeError) as error:
+        raise damaged(name, error) from error
+    except Exception as error:
+        if type(error).__module__ == "struct":
+            raise damaged(name, error) from error
+        raise
+
+
+def schema() -> ModuleType:
+    """TFLite's schema, as the interpreter's package carries it. Raises ToolMissingError."""
+    try:
+        from ai_edge_litert import schema_py_generated
+    except ImportError as error:
+        raise missing_interpreter() from error
+    return schema_py_generated
+
+
+def missing_interpreter() -> ToolMissingError:
+    return ToolMissingError(
+        "TFLite files need the package ai-edge-litert, which has TFLite's schema and interpreter",
+        hint="pip install 'edgesdk[tflite]'",
+    )
+
+
+def damaged(name: str, error: Exception) -> ModelError:
+    text = " ".join(str(error).split())[:100]
+    return ModelError(
+        f"{name} is a damaged TFLite file ({type(error).__name__}: {text})",
+        hint="export or download the model again",
+    )
+
+
+@functools.cache
+def operator_names() -> dict[int, str]:
+    """TFLite's operator names by their number in the schema."""
+    table = vars(schema().BuiltinOperator)
+    return {number: name for name, number in table.items() if isinstance(number, int)}
+
+
+@dataclass
+class Form:
+    """The ONNX values that hold one tensor: in the file's order, with channels first."""
+
+    plain: str = ""
+    nchw: str = ""
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A tensor of the file: `shape` as written there, `const` its content where that is known.
+
+    `scale` is None unless it is quantised; `zero` counts in its own integers, `axis` is that of
+    several scales. `stored` and `real` are its values as they are and dequantised.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    const: Array | None = None
+    scale: Array | None = None
+    zero: Array | None = None
+    axis: int = 0
+    stored: Form = field(default_factory=Form)
+    real: Form = field(default_factory=Form)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass
+class Operator:
+    """An operator of the file while it is converted: its inputs (None where left out)."""
+
+    kind: str
+    version: int
+    inputs: list[Tensor | None]
+    outputs: list[Tensor]
+    options: Any
+    custom: bytes
+    w: Writer
+
+    def __getitem__(self, index: int) -> Tensor:
+        """The input `index`, which must be there."""
+        tensor = self.get(index)
+        if tensor is None:
+            raise RefusedOperatorError(f"its input {index} is missing")
+        return tensor
+
+    def get(self, index: int) -> Tensor | None:
+        """The input `index`, None where it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    @property
+    def out(self) -> Tensor:
+        return self.outputs[0]
+
+    def array(self, index: int, what: str) -> Array:
+        """The content of input `index`; refuses what is only known at run time."""
+        tensor = self[index]
+        if tensor.const is None:
+            raise RefusedOperatorError(f"its {what} are computed at run time")
+        return tensor.const
+
+    def ints(self, index: int, what: str) -> list[int]:
+        return [int(i) for i in self.array(index, what).reshape(-1)]
+
+
+class Writer:
+    """Writes ONNX nodes for the operators of a TFLite model's first graph."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.graph = model.subgraphs[0]
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, Array] = {}
+        self.counts: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.taken: set[str] = set()
+        self.label = ""
+        self.tensors = [self._tensor(t) for t in self.graph.tensors]
+        self.inputs = [self.tensors[i] for i in self.graph.inputs]
+        for tensor in self.inputs:
+            tensor.const = None
+            tensor.stored.plain = tensor.name
+
+    def operator(self, raw: Any) -> Operator:
+        """Returns an operator of the file with its tensors, and counts it."""
+        code = self.model.operatorCodes[raw.opcodeIndex]
+        number = max(int(code.builtinCode), int(code.deprecatedBuiltinCode))
+        kind = operator_names().get(number, f"operator number {number}")
+        if kind == "CUSTOM":
+            kind = text(code.customCode) or "CUSTOM"
+        self.counts[kind] += 1
+        inputs = [self.tensors[i] if i >= 0 else None for i in _indices(raw.inputs)]
+        outputs = [self.tensors[i] for i in _indices(raw.outputs)]
+        custom = bytes(raw.customOptions) if raw.customOptions is not None else b""
+        # Options that a writer left out have the schema's defaults.
+        options = raw.builtinOptions if raw.builtinOptions is not None else raw.builtinOptions2
+        # A converter that fused several operators joins their names.
+        self.label = outputs[0].name.split(";")[0] if outputs else kind
+        return Operator(kind, int(code.version), inputs, outputs, options, custom, self)
+
+    # Writing.
+
+    def node(self, kind: str, *inputs: str, **attrs: Any) -> str:
+        """Appends an ONNX node and returns its only output."""
+        return self.many(kind, inputs, 1, **attrs)[0]
+
+    def many(
+        self, kind: str, inputs: Sequence[str], outputs: int, *, domain: str = "", **attrs: Any
+    ) -> list[str]:
+        names = [self.fresh(f"{self.label}/{kind}") for _ in range(outputs)]
+        attrs = {k: v for k, v in attrs.items() if v is not None}
+        label = names[0] if names else self.fresh(self.label)
+        self.nodes.append(
+            helper.make_node(kind, list(inputs), names, name=label, domain=domain, **attrs)
+        )
+        return names
+
+    def constant(self, array: Any, name: str = "") -> str:
+        """Adds a weight and returns its name."""
+        label = self.fresh(name or f"{self.label}/const")
+        self.weights[label] = np.asarray(array)
+        return label
+
+    def integers(self, items: Sequence[int]) -> str:
+        return self.constant(np.asarray(list(items), np.int64))
+
+    def fresh(self, name: str) -> str:
+        result, count = name, 1
+        while result in self.taken:
+            count += 1
+            result = f"{name}_{count}"
+        self.taken.add(result)
+        return result
+
+    # Reading tensors.
+
+    def nchw(self, *tensors: Tensor | None) -> bool:
+        """Whether an operator that treats all elements alike had best take channels first.
+
+        `tensors` are its operands: one of them is there in that order only, and all have four
+        dimensions or are constants that broadcast.
+        """
+        given = [t for t in tensors if t is not None]
+        read = [self._read(t).real for t in given if t.const is None]
+        first = any(form.nchw and not form.plain for form in read)
+        return first and all(t.rank == 4 or (t.const is not None and t.rank < 4) for t in given)
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        """`tensor` with a `real` form, dequantised where it is quantised."""
+        if tensor.real.plain or tensor.real.nchw or tensor.const is not None:
+            return tensor
+        if tensor.scale is None:
+            tensor.real = tensor.stored
+        for form in ("plain", "nchw"):
+            stored = getattr(tensor.stored, form)
+            if stored and tensor.scale is not None:
+                axis = tensor.axis if form == "plain" else TO_NHWC.index(tensor.axis)
+                setattr(tensor.real, form, self._dequantised(stored, tensor, axis))
+        if not tensor.real.plain and not tensor.real.nchw:
+            raise RefusedOperatorError(f"it reads {tensor.name!r}, which is never computed")
+        return tensor
+
+    def real(self, tensor: Tensor, *, nchw: bool = False) -> str:
+        """The ONNX value of `tensor`, dequantised, in the file's order or with channels first.
+
+        A constant of fewer than four dimensions gets leading ones before its axes change places.
+        """
+        form = self._read(tensor).real
+        if tensor.const is not None and not (form.nchw if nchw else form.plain):
+            array = real_array(tensor)
+            if nchw and array.size > 1:
+                array = array.reshape((*[1] * (4 - array.ndim), *array.shape)).transpose(TO_NCHW)
+            value = self.constant(np.ascontiguousarray(array), tensor.name)
+            setattr(form, "nchw" if nchw else "plain", value)
+        if nchw and not form.nchw:
+            form.nchw = self.node("Transpose", form.plain, perm=list(TO_NCHW))
+        if not nchw and not form.plain:
+            form.plain = self.node("Transpose", form.nchw, perm=list(TO_NHWC))
+        return form.nchw if nchw else form.plain
+
+    def weight(self, tensor: Tensor, perm: Sequence[int]) -> str:
+        """`tensor` with its axes in the order `perm`; integers stay integers in the model."""
+        if tensor.const is None:
+            return self.node("Transpose", self.real(tensor), perm=list(perm))
+        array = np.ascontiguousarray(tensor.const.transpose(perm))
+        if tensor.scale is None:
+            return self.constant(array, tensor.name)
+        if tensor.dtype.name not in _DEQUANTISABLE:
+            return self.constant(real_array(tensor).transpose(perm), tensor.name)
+        name = self.constant(array, tensor.name)
+        return self._dequantised(name, tensor, list(perm).index(tensor.axis))
+
+    def _dequantised(self, value: str, tensor: Tensor, axis: int) -> str:
+        return self.node("DequantizeLinear", value, *self._scale(tensor), axis=axis)
+
+    def _scale(self, tensor: Tensor) -> tuple[str, str]:
+        assert tensor.scale is not None and tensor.zero is not None
+        several = tensor.scale.size > 1
+        scale = tensor.scale if several else tensor.scale.reshape(())
+        zero = tensor.zero if several else tensor.zero.reshape(())
+        return self.constant(scale), self.constant(zero)
+
+    # Writing results.
+
+    def put(self, tensor: Tensor, value: str, *, nchw: bool = False) -> None:
+        """Makes the ONNX value `value` the result `tensor`, quantised if the file says so."""
+        form = "nchw" if nchw else "plain"
+        if tensor.scale is not None:
+            if tensor.scale.size > 1:
+                raise RefusedOperatorError("its result has a scale for each channel")
+            value = self.node("QuantizeLinear", value, *self._scale(tensor))
+        setattr(tensor.stored, form, value)
+
+    def refuse(self, op: Operator, reason: str) -> None:
+        """Writes a node that the walker will refuse with `reason`."""
+        self.many(op.kind, [], 0, domain=REFUSED_DOMAIN)
+        node = self.nodes[-1]
+        node.doc_string = reason
+        for tensor in op.outputs:
+            tensor.stored = Form(plain=self.fresh(f"{tensor.name}/refused"))
+            tensor.real = tensor.stored
+            node.output.append(tensor.stored.plain)
+
+    def finish(self, name: str) -> Conversion:
+        outputs: list[onnx.ValueInfoProto] = []
+        for index in self.graph.outputs:
+            tensor = self.tensors[index]
+            self.label = tensor.name
+            if tensor.const is not None:
+                value = self.constant(tensor.const)
+            else:
+                value = self._stored_plain(tensor)
+            label = tensor.name
+            if label in {o.name for o in outputs} or tensor in self.inputs:
+                label = self.fresh(label)
+            self.nodes.append(helper.make_node("Identity", [value], [label], name=label))
+            outputs.append(onnx.ValueInfoProto(name=label))
+            outputs[-1].type.tensor_type.elem_type = element_type(tensor.dtype)
+        inputs = [
+            helper.make_tensor_value_info(t.name, element_type(t.dtype), dims)
+            for t, dims in zip(self.inputs, map(self._dims, self.graph.inputs), strict=True)
+        ]
+        graph = helper.make_graph(self.nodes, name, inputs, outputs)
+        proto = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", CORE_OPSET)],
+            ir_version=10,
+            producer_name=text(self.model.description),
+        )
+        lines = tuple(f"{line} x{n}" if n > 1 else line for line, n in sorted(self.notes.items()))
+        return Conversion(proto, self.weights, dict(self.counts.most_common()), lines)
+
+    def _stored_plain(self, tensor: Tensor) -> str:
+        form = tensor.stored
+        if not form.plain and not form.nchw:
+            raise ValueError(f"no operator computes the output {tensor.name!r}")
+        if not form.plain:
+            form.plain = self.node("Transpose", form.nchw, perm=list(TO_NHWC))
+        return form.plain
+
+    def _dims(self, index: int) -> list[int | str]:
+        """An input's sizes; those that the file leaves open have no name."""
+        raw = self.graph.tensors[index]
+        signature = raw.shapeSignature if raw.shapeSignature is not None else raw.shape
+        return [int(d) if d >= 0 else "" for d in _indices(signature)]
+
+    def _tensor(self, raw: Any) -> Tensor:
+        name = self.fresh(text(raw.name) or "tensor")
+        shape = tuple(int(d) for d in _indices(raw.shape))
+        dtype = _dtype(raw.type, name)
+        tensor = Tensor(name, shape, dtype)
+        quantisation = raw.quantization
+        if quantisation is not None and len(_indices(quantisation.scale)):
+            if quantisation.detailsType:
+                raise ValueError(f"{name!r} is quantised in a way that is not known here")
+            tensor.scale = np.asarray(quantisation.scale, np.float32)
+            zero = _indices(quantisation.zeroPoint)
+            tensor.zero = np.asarray(zero if len(zero) else [0] * tensor.scale.size)
+            tensor.zero = np.broadcast_to(tensor.zero, tensor.scale.shape).astype(dtype)
+            tensor.axis = int(quantisation.quantizedDimension)
+        buffer = self.model.buffers[raw.buffer]
+        if int(buffer.offset or 0) > 1:
+            raise ValueError("weights behind the end of the flatbuffer are not supported")
+        if buffer.data is not None and len(buffer.data) and not raw.isVariable:
+            tensor.const = _content(raw, buffer.data, shape, dtype, name)
+        return tensor
+
+
+def real_array(tensor: Tensor) -> Array:
+    """The content of a constant, dequantised to float32 where it is quantised."""
+    assert tensor.const is not None
+    if tensor.scale is None:
+        return tensor.const
+    assert tensor.zero is not None
+    shape = [1] * tensor.const.ndim
+    if tensor.scale.size > 1:
+        shape[tensor.axis] = tensor.scale.size
+    centred = tensor.const.astype(np.float64) - tensor.zero.astype(np.float64).reshape(shape)
+    return (centred * tensor.scale.astype(np.float64).reshape(shape)).astype(np.float32)
+
+
+def text(raw: Any) -> str:
+    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw or "")
+
+
+_DEQUANTISABLE = ("int8", "uint8", "int16", "uint16", "int32")
+
+
+def _indices(raw: Any) -> Any:
+    return () if raw is None or np.ndim(raw) == 0 else raw
+
+
+def _dtype(number: int, name: str) -> np.dtype[Any]:
+    kinds = vars(schema().TensorType)
+    kind = next((k for k, v in kinds.items() if isinstance(v, int) and v == number), "")
+    # 4-bit integers are unpacked.
+    plain = {"INT4": "int8", "UINT4": "uint8", "INT2": "int8"}.get(kind, kind.lower())
+    try:
+        return np.dtype(plain)
+    except TypeError:
+        # Never read: whatever touches it is refused by its own kind.
+        return np.dtype(object)
+
+
+def _content(
+    raw: Any, data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str
+) -> Array | None:
+    kinds = schema().TensorType
+    if dtype.kind == "O":
+        return None
+    octets = np.asarray(data, np.uint8)
+    if raw.type in (kinds.INT4, kinds.UINT4):
+        return _unpacked(octets, shape, dtype)
+    if raw.type == kinds.INT2:
+        return None
+    values = octets.view(np.uint8)[: octets.size // dtype.itemsize * dtype.itemsize].view(dtype)
+    if raw.sparsity is not None:
+        return _dense(raw.sparsity, values, shape)
+    return values.reshape(shape)
+
+
+def _unpacked(octets: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """4-bit integers, two in each byte, the lower half first."""
+    halves = np.stack([octets & 15, octets >> 4], axis=-1).reshape(-1).astype(np.int16)
+    if dtype == np.int8:
+        halves = np.where(halves > 7, halves - 16, halves)
+    return halves[: int(np.prod(shape))].astype(dtype).reshape(shape)
+
+
+def _dense(sparsity: Any, values: Array, shape: tuple[int, ...]) -> Array:
+    """A sparse tensor written out.
+
+    TFLite's format (tensorflow/lite/schema, SparsityParameters): axes in `traversalOrder`, first
+    those of the tensor, then those inside blocks (`blockMap` says of which axis); each is dense, or
+    compressed as rows: segments of indices for every position on the axes before it.
+    """
+    order = [int(i) for i in sparsity.traversalOrder]
+    blocks = [int(i) for i in _indices(sparsity.blockMap)]
+    levels = sparsity.dimMetadata
+    rank = len(shape)
+    sizes = {rank + i: int(levels[order.index(rank + i)].denseSize) for i in range(len(blocks))}
+    positions = np.zeros((1, len(order)), np.int64)  # one row for each element so far
+    cursor = np.zeros(1, np.int64)
+    for level, axis in zip(levels, order, strict=True):
+        if level.format == schema().DimensionType.DENSE:
+            size = int(level.denseSize)
+            index = np.tile(np.arange(size), len(cursor))
+            parent = np.repeat(np.arange(len(cursor)), size)
+            cursor = cursor[parent] * size + index
+        else:
+            segments = np.asarray(level.arraySegments.values, np.int64)
+            indices = np.asarray(level.arrayIndices.values, np.int64)
+            counts = segments[cursor + 1] - segments[cursor]
+            parent = np.repeat(np.arange(len(cursor)), counts)
+            first = np.repeat(
+                segments[cursor] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts
+            )
+            cursor = np.arange(int(counts.sum())) + first
+            index = indices[cursor]
+        positions = positions[parent].copy()
+        positions[:, axis] = index
+    where = [positions[:, axis].copy() for axis in range(rank)]
+    for i, axis in enumerate(blocks):
+        where[axis] = where[axis] * sizes[rank + i] + positions[:, rank + i]
+    dense = np.zeros(shape, values.dtype)
+    dense[tuple(where)] = values[cursor]
+    return dense
+
+
+__all__ = [
+    "TO_NCHW", "TO_NHWC", "Operator",
+    "RefusedOperatorError", "Tensor", "Writer", "convert_tflite", "parse_tflite", "real_array",
+    "schema",
+]  # fmt: skip

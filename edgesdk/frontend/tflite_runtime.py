@@ -1,0 +1,77 @@
+"""TFLite's interpreter: the reference for TFLite files, given the file as it came."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgesdk.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgesdk.frontend.sources import Source
+
+
+class TFLiteSession:
+    """Runs a TFLite file; names are those that its ONNX form has.
+
+    `optimise=False` takes TFLite's plain kernels instead of XNNPACK's, which sum in another order.
+    Where these lack an operator (MediaPipe's own are in XNNPACK only) it computes as with
+    `optimise`. Raises ModelError when the interpreter refuses the model.
+    """
+
+    def __init__(
+        self, source: Source, shapes: Mapping[str, Sequence[int]], *, optimise: bool = True
+    ) -> None:
+        import onnx
+
+        self.path = source.path
+        graph = onnx.load(source.onnx, load_external_data=False).graph
+        self.outputs = tuple(o.name for o in graph.output)
+        names = [i.name for i in graph.input]
+        self._interpreter = self._open(names, shapes, plain=not optimise)
+        details = self._interpreter.get_input_details()
+        self._inputs = {n: d["index"] for n, d in zip(names, details, strict=True)}
+        self.dtypes = {
+            n: d["dtype"].__name__.rstrip("_") for n, d in zip(names, details, strict=True)
+        }
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """Returns the outputs in the order of `outputs`."""
+        for name, array in feeds.items():
+            self._interpreter.set_tensor(self._inputs[name], array)
+        self._interpreter.reset_all_variables()
+        self._interpreter.invoke()
+        details = self._interpreter.get_output_details()
+        return [self._interpreter.get_tensor(d["index"]).copy() for d in details]
+
+    def _open(
+        self, names: Sequence[str], shapes: Mapping[str, Sequence[int]], *, plain: bool
+    ) -> Any:
+        from edgesdk.frontend.tflite import missing_interpreter
+
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        try:
+            from ai_edge_litert.interpreter import Interpreter, OpResolverType
+        except ImportError as error:
+            raise missing_interpreter() from error
+        kernels = OpResolverType.BUILTIN_REF if plain else OpResolverType.AUTO
+        try:
+            interpreter = Interpreter(
+                model_content=self.path.read_bytes(),
+                experimental_op_resolver_type=kernels,
+                num_threads=1,
+            )
+            for name, detail in zip(names, interpreter.get_input_details(), strict=True):
+                shape = [int(d) for d in shapes.get(name, detail["shape"])]
+                if shape != list(detail["shape"]):
+                    interpreter.resize_tensor_input(detail["index"], shape)
+            interpreter.allocate_tensors()
+        except (RuntimeError, ValueError) as error:
+            if plain:
+                return self._open(names, shapes, plain=False)
+            text = " ".join(str(error).split())[:200]
+            raise ModelError(f"TFLite's interpreter refuses {self.path.name}: {text}") from error
+        return interpreter
