@@ -133,12 +133,9 @@ def _read(reader: _HostReader, statement: Any) -> None:
     elif isinstance(statement, tirx.DeclBuffer):
         reader.buffers[statement.buffer.id_] = statement.data
     elif isinstance(statement, tirx.AllocBuffer):
-        from edgesdk.compiler.plan import size_of
-
         buffer = statement.buffer
         reader.workspaces[buffer.id_] = len(reader.workspace_bytes)
-        shape = [int(d) for d in buffer.shape]
-        reader.workspace_bytes.append(size_of(shape, str(buffer.dtype)))
+        reader.workspace_bytes.append(_size_of(buffer))
     elif isinstance(statement, tirx.Evaluate):
         _read_call(reader, statement.value)
     elif not isinstance(statement, (tirx.AssertStmt, tirx.IfThenElse)) and (
@@ -147,6 +144,17 @@ def _read(reader: _HostReader, statement: Any) -> None:
         raise CompileError(
             f"kernel {reader.name}: its launches depend on a {type(statement).__name__}"
         )
+
+
+def _size_of(buffer: Any) -> int:
+    """Bytes of a buffer, whose elements may be vectors."""
+    import tvm_ffi
+
+    dtype = tvm_ffi.dtype(str(buffer.dtype))
+    count = dtype.lanes
+    for dim in buffer.shape:
+        count *= int(dim)
+    return count * -(-dtype.bits // 8)
 
 
 def _read_call(reader: _HostReader, call: Any) -> None:

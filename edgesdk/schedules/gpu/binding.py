@@ -22,20 +22,36 @@ def inline_maps(sch: Any, *, keep: Any | None = None) -> None:
 
 def epilogue_of(sch: Any, block: Any) -> Any:
     """Makes one block of everything that follows `block` and returns it; a copy if there is
-    nothing. Raises ValueError where a follower is larger than the result."""
+    nothing.
+
+    Where a follower spreads the result over a larger tensor (a channel's scale over its pixels), it
+    runs in a launch of its own. Raises ValueError for a second sum.
+    """
     name = sch.get(block).name_hint
     order = [sch.get(child).name_hint for child in sch.get_child_blocks(sch.get_sblock("root"))]
     followers = order[order.index(name) + 1 :]
-    if not followers:
-        return sch.cache_write(block, 0, "local")
-    for follower in followers[:-1]:
-        sch.compute_inline(sch.get_sblock(follower))
-    out = sch.get_sblock(followers[-1])
-    if tiles.reduction_rank(sch, out):
+    if any(tiles.reduction_rank(sch, sch.get_sblock(f)) for f in followers):
         raise ValueError("two sums in a kernel")
-    if tiles.work(sch, out) > _spatial_work(sch, block):
-        raise ValueError("the result is spread over a larger tensor")
-    return out
+    size = _spatial_work(sch, block)
+    same = [f for f in followers if tiles.work(sch, sch.get_sblock(f)) <= size]
+    larger = followers[len(same) :]
+    if followers[: len(same)] != same:
+        raise ValueError("a kernel whose tensors grow and shrink again")
+    for follower in (*same[:-1], *larger[:-1]):
+        sch.compute_inline(sch.get_sblock(follower))
+    if larger:
+        bind_map(sch, sch.get_sblock(larger[-1]))
+    return sch.get_sblock(same[-1]) if same else sch.cache_write(block, 0, "local")
+
+
+def bind_map(sch: Any, block: Any) -> None:
+    """A thread for every element, or for 4 neighbours of a large tensor."""
+    loops = sch.get_loops(block) or [sch.add_unit_loop(block)]
+    last = tiles.extent(sch, loops[-1])
+    if last == 4 and len(loops) > 1 and tiles.work(sch, block) >= 4 * THREADS:
+        sch.vectorize(loops[-1])
+        loops = loops[:-1]
+    bind_threads(sch, loops)
 
 
 def bind_threads(sch: Any, loops: list[Any], *, threads: int = THREADS) -> Any:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 GEMM = "gpu_gemm"
 VECTOR = 4  # floats in 16 bytes, the widest load of a thread
+# Fewer pixels make a product of a matrix and a few vectors, which is bound by reading the matrix.
+_MIN_PIXELS = 8
 
 
 def conv2d_columns(data: Any, config: Conv2d) -> Any:
@@ -55,6 +57,8 @@ def conv2d_columns(data: Any, config: Conv2d) -> Any:
         y = p // out_w * sy + ky * dy - top
         x = p % out_w * sx + kx * dx - left
         conditions = []
+        if _rounded(out_h * out_w) != out_h * out_w:
+            conditions.append(p < out_h * out_w)
         if top or config.padding[2] or (out_h - 1) * sy + (kh - 1) * dy - top >= h:
             conditions += [y >= 0, y < h]
         if left or config.padding[3] or (out_w - 1) * sx + (kw - 1) * dx - left >= w:
@@ -68,8 +72,15 @@ def conv2d_columns(data: Any, config: Conv2d) -> Any:
             value = data[i // groups, i % groups * blocks + channel_block, y * w + x, c]
         return tirx.if_then_else(tirx.all(*conditions), value, zero) if conditions else value
 
-    shape = (n * groups, -(-terms // VECTOR), out_h * out_w, VECTOR)
+    shape = (n * groups, -(-terms // VECTOR), _rounded(out_h * out_w), VECTOR)
     return te.compute(shape, element, name="columns")
+
+
+def _rounded(pixels: int) -> int:
+    """`pixels`, or more where they have no divisors that make good tiles (13 x 13, say)."""
+    if pixels < 32 or pixels % 16 == 0 or pixels % 7 == 0:
+        return pixels
+    return -(-pixels // 32) * 32
 
 
 def pack_conv2d(weight: np.ndarray, config: Conv2d, *, plain: bool) -> np.ndarray:
@@ -98,7 +109,15 @@ def pack_conv2d(weight: np.ndarray, config: Conv2d, *, plain: bool) -> np.ndarra
 def conv2d(data: Any, weight: Any, config: Conv2d) -> Any:
     """The convolution of `data` (see `conv2d_columns`) with `pack_conv2d`'s weights:
     [N, O/4, OH*OW, 4]."""
-    return product(conv2d_columns(data, config), weight, groups=config.groups)
+    from tvm import te
+
+    result = product(conv2d_columns(data, config), weight, groups=config.groups)
+    n, blocks, rounded, _ = (int(d) for d in result.shape)
+    pixels = config.out_shape[2] * config.out_shape[3]
+    if rounded == pixels:
+        return result
+    shape = (n, blocks, pixels, VECTOR)
+    return te.compute(shape, lambda i, o, p, b: result[i, o, p, b], name="cut")
 
 
 def product(left: Any, right: Any, *, groups: int = 1, batched: bool = False) -> Any:
@@ -119,11 +138,12 @@ def product(left: Any, right: Any, *, groups: int = 1, batched: bool = False) ->
             i, which, column = i * groups + o // blocks, o // blocks, o % blocks * VECTOR + b
         return te.sum(left[i, rk, p, rc] * right[which, rk, rc, column], axis=[rk, rc])
 
+    attrs = {"edgesdk.template": GEMM, "edgesdk.blocks": blocks}
     return te.compute(
         (n // groups, groups * blocks, pixels, VECTOR),
         element,
         name="product",
-        attrs={"edgesdk.template": GEMM, "edgesdk.blocks": blocks},
+        attrs=attrs if pixels >= _MIN_PIXELS else None,
     )
 
 
@@ -264,17 +284,19 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
         sch.reorder(g, o, p, b)
     else:
         g, o, p, b = loops
-    o_block, o_inner, o_thread = sch.split(o, [None, knobs["blocks"], to])
-    p_block, p_inner, p_thread = sch.split(p, [None, knobs["pixels"], tp])
-    sch.reorder(g, o_block, p_block, o_thread, p_thread, o_inner, p_inner, b)
-    grid = sch.fuse(g, o_block, p_block)
+    # A thread's pixels lie a block's width apart, so that neighbours read neighbouring words.
+    o_block, o_virtual, o_thread = sch.split(o, [None, knobs["blocks"], to])
+    p_block, p_virtual, p_thread = sch.split(p, [None, knobs["pixels"], tp])
+    sch.reorder(g, o_block, p_block, o_virtual, p_virtual, o_thread, p_thread, b)
+    sch.bind(sch.fuse(g, o_block, p_block), "blockIdx.x")
+    sch.bind(o_virtual, "vthread.y")
+    sch.bind(p_virtual, "vthread.x")
     threads = sch.fuse(o_thread, p_thread)
-    sch.bind(grid, "blockIdx.x")
     sch.bind(threads, "threadIdx.x")
     sch.vectorize(b)
     sch.set_scope(block, 0, "local")
     sch.compute_at(block, threads, preserve_unit_loops=True)
-    inner = sch.get_loops(block)[2:]
+    inner = sch.get_loops(block)[4:]
     g, o, p, b, k, c = inner
     k_outer, k_inner = sch.split(k, [None, knobs["step"]])
     sch.reorder(k_outer, k_inner, g, c, o, p, b)
@@ -291,7 +313,7 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
 
 def _fill(sch: Any, stage: Any, threads: int) -> None:
     """All threads of a block copy a tile to shared memory, 16 bytes each at a time."""
-    loops = sch.get_loops(stage)[3:]
+    loops = sch.get_loops(stage)[5:]
     fused = sch.fuse(*loops)
     size = tiles.extent(sch, fused)
     vector = VECTOR if size % VECTOR == 0 else 1

@@ -12,11 +12,16 @@ from typing import Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
-from edgesdk.schedules.gpu.binding import THREADS, bind_threads, epilogue_of, inline_maps
+from edgesdk.schedules.gpu.binding import (
+    THREADS,
+    bind_map,
+    bind_threads,
+    epilogue_of,
+    inline_maps,
+)
 from edgesdk.schedules.template import Knobs, Space
 
 NAME = "gpu_generic"
-PLAIN = "gpu_plain"
 
 # A sum of more terms than this is shared by threads.
 _LONG_SUM = 64
@@ -25,6 +30,11 @@ _MANY = 16 * 1024
 
 
 def space(function: Any, profile: TargetProfile) -> Space:
+    """There is nothing to choose."""
+    return {}
+
+
+def default(function: Any, profile: TargetProfile) -> Knobs:
     return {}
 
 
@@ -37,7 +47,7 @@ def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
     sums = [b for b in blocks if tiles.reduction_rank(sch, b)]
     if not sums:
         for block in blocks:
-            _map(sch, block)
+            bind_map(sch, block)
     elif len(sums) == 1:
         _sum(sch, sums[0])
     else:
@@ -45,12 +55,12 @@ def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
     return sch.mod["main"]
 
 
-def schedule_plain(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
+def schedule_plain(function: Any) -> Any:
     """Every block of `function` in a launch of its own, a thread for each of its elements."""
     sch = _schedule_of(function)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         if tiles.reduction_rank(sch, block) == 0:
-            _map(sch, block)
+            bind_map(sch, block)
             continue
         spatial = _spatial_loops(sch, block) or [sch.add_unit_loop(block)]
         bind_threads(sch, spatial)
@@ -67,16 +77,6 @@ def _schedule_of(function: Any) -> Any:
 def _spatial_loops(sch: Any, block: Any) -> list[Any]:
     loops = sch.get_loops(block)
     return loops[: len(loops) - tiles.reduction_rank(sch, block)]
-
-
-def _map(sch: Any, block: Any) -> None:
-    """A thread for every element, or for 4 neighbours of a large tensor."""
-    loops = sch.get_loops(block) or [sch.add_unit_loop(block)]
-    last = tiles.extent(sch, loops[-1])
-    if last == 4 and len(loops) > 1 and tiles.work(sch, block) >= 4 * THREADS:
-        sch.vectorize(loops[-1])
-        loops = loops[:-1]
-    bind_threads(sch, loops)
 
 
 def _sum(sch: Any, block: Any) -> None:
