@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
-from edgesdk.schedules import conv2d, dense, generic, pool, winograd
+from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8, generic, pool, winograd
 from edgesdk.schedules.template import Knobs, Space, Template
 
 Candidate = dict[str, Any]
@@ -20,7 +20,7 @@ Lookup = Callable[[Any], "tuple[Candidate, str] | None"]
 
 _TEMPLATES: dict[str, Template] = {
     template.name: template
-    for module in (conv2d, dense, pool, winograd)
+    for module in (conv2d, conv2d_int8, dense, dense_int8, pool, winograd)
     for template in module.TEMPLATES
 }
 

@@ -151,8 +151,8 @@ def pack_weight(weight: np.ndarray, config: Conv2d, *, plain_input: bool) -> np.
     return np.ascontiguousarray(packed)
 
 
-def pad_spatial(x: Any, config: Conv2d, *, plain_input: bool) -> Any:
-    """Zeros around the picture: [N, C, H, W] stays plain, [N, C/b, H*W, b] becomes
+def pad_spatial(x: Any, config: Conv2d, *, plain_input: bool, value: int = 0) -> Any:
+    """Zeros, or `value`, around the picture: [N, C, H, W] stays plain, [N, C/b, H*W, b] becomes
     [N, C/b, H', W', b]."""
     from tvm import te, tirx
 
@@ -163,9 +163,10 @@ def pad_spatial(x: Any, config: Conv2d, *, plain_input: bool) -> Any:
     def element(i: Any, k: Any, y: Any, z: Any, *lane: Any) -> Any:
         inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
         pixel = ((y - top) * w + z - left,) if lane else (y - top, z - left)
-        return tirx.if_then_else(inside, x(i, k, *pixel, *lane), tirx.const(0, x.dtype))
+        return tirx.if_then_else(inside, x(i, k, *pixel, *lane), tirx.const(value, x.dtype))
 
-    shape = (n, c, h + top + bottom, w + left + right, *(() if plain_input else (config.block,)))
+    block = () if plain_input else (int(x.shape[-1]),)
+    shape = (n, c, h + top + bottom, w + left + right, *block)
     return te.compute(shape, element, name="pad", tag="injective,pad")
 
 
@@ -288,7 +289,7 @@ PIXELS_FIRST = 1  # all channel blocks for some pixels: the input stays in the c
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """The output of a kernel as the templates see it: `rows` times `columns` pixels."""
 
     rows: int
@@ -298,12 +299,12 @@ class _Problem:
     term_tail: int  # length of the innermost reduction loop
 
 
-def _problem(sch: Any, conv: Any) -> _Problem:
+def problem_of(sch: Any, conv: Any) -> Problem:
     _, o, p, _ = sch.get(conv).iter_vars[:4]
     pixels = int(p.dom.extent)
     columns = int(sch.get(conv).annotations["edgesdk.row"]) or pixels
     last = sch.get(conv).iter_vars[-1]
-    return _Problem(
+    return Problem(
         rows=pixels // columns,
         columns=columns,
         blocks=int(o.dom.extent),
@@ -324,20 +325,25 @@ def _fitting_tiles(columns: int, blocks: int, profile: TargetProfile) -> list[tu
     ]
 
 
-def _direct_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
-    problem = _problem(sch, conv)
+def direct_space(sch: Any, conv: Any, profile: TargetProfile, *, steps: int) -> Space:
+    """The knobs of a direct convolution whose innermost loop of terms has `steps` iterations."""
+    problem = problem_of(sch, conv)
     return {
         "columns": tuple(divisors(problem.columns, accumulators(profile) + 4)),
         "blocks": tuple(divisors(problem.blocks, 8)),
         "order": (WEIGHTS_FIRST, PIXELS_FIRST),
-        "unroll": tuple(divisors(problem.term_tail, 4)),
+        "unroll": tuple(divisors(steps, 4)),
     }
+
+
+def _direct_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
+    return direct_space(sch, conv, profile, steps=problem_of(sch, conv).term_tail)
 
 
 def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
     """Among the tiles that divide the output evenly and fit the registers, the one with the most
     multiply-adds per load that still leaves every core some tiles."""
-    problem = _problem(sch, conv)
+    problem = problem_of(sch, conv)
     weight_bytes = problem.terms * lanes(profile) * 4  # of one channel block
     best, best_score = (1, 1), -1.0
     for columns, blocks in _fitting_tiles(problem.columns, problem.blocks, profile):
@@ -355,7 +361,15 @@ def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
 
 
 def _schedule_direct(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
-    problem = _problem(sch, conv)
+    schedule_direct(sch, conv, profile, knobs)
+
+
+def schedule_direct(
+    sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs, *, intrinsic: str | None = None
+) -> None:
+    """Schedules a direct convolution. A tensor `intrinsic` takes the lanes of a block together with
+    the last loop of terms."""
+    problem = problem_of(sch, conv)
     out = tiles.gather_epilogue(sch, conv, lanes(profile))
     n, o, p, b = sch.get_loops(out)
     oo, oi = sch.split(o, [None, knobs["blocks"]])
@@ -370,25 +384,29 @@ def _schedule_direct(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) 
     tile, reduction = inner[:spatial], inner[spatial:]
     channel, lane = tile[1], tile[-1]
     pixel_loops = [tile[0], *tile[2:-1]]
+    within = [reduction.pop()] if intrinsic else []
     if knobs["unroll"] > 1:
         last, unrolled = sch.split(reduction[-1], [None, knobs["unroll"]])
         reduction = [*reduction[:-1], last, unrolled]
         sch.unroll(unrolled)
-    sch.reorder(*reduction, *pixel_loops, channel, lane)
+    sch.reorder(*reduction, *pixel_loops, channel, lane, *within)
     for loop in (*pixel_loops, channel):
         sch.unroll(loop)
-    sch.vectorize(lane)
+    if intrinsic is None:
+        sch.vectorize(lane)
     if tiles.work(sch, conv) >= tiles.PARALLEL_WORK:
         sch.parallel(task)
     init = sch.decompose_reduction(conv, reduction[0])
     tiles.unroll_and_vectorize(sch, init, after=1)
+    if intrinsic is not None:
+        sch.tensorize(lane, intrinsic)
     for loop in (xi, oi):
         sch.unroll(loop)
     sch.vectorize(b)
 
 
 def _depthwise_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
-    problem = _problem(sch, conv)
+    problem = problem_of(sch, conv)
     return {
         "columns": tuple(divisors(problem.columns, accumulators(profile))),
         "rows": tuple(divisors(problem.rows, 16)),
@@ -397,7 +415,7 @@ def _depthwise_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
 
 
 def _depthwise_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
-    problem = _problem(sch, conv)
+    problem = problem_of(sch, conv)
     # Half of the registers hold sums, the others the window's weights and a row of inputs.
     columns = max(divisors(problem.columns, max(4, accumulators(profile) // 2)))
     # The rows of a task share their padded input; the more, the less of it is copied twice.
@@ -406,7 +424,7 @@ def _depthwise_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
 
 
 def _schedule_depthwise(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
-    problem = _problem(sch, conv)
+    problem = problem_of(sch, conv)
     pad = _pad_of(sch, conv)
     out = tiles.gather_epilogue(sch, conv, lanes(profile))
     n, c, p, b = sch.get_loops(out)

@@ -51,31 +51,44 @@ def dense_packed(data: Any, weight: Any, columns: int) -> Any:
     )
 
 
-def _vectors(sch: Any, block: Any, profile: TargetProfile) -> tuple[int, int, int]:
+def vectors_of(sch: Any, block: Any, profile: TargetProfile) -> tuple[int, int, int]:
     """Rows, columns of a panel, and vectors of a panel."""
     _, rows, width = (int(v.dom.extent) for v in sch.get(block).iter_vars[:3])
     return rows, width, max(1, width // lanes(profile))
 
 
 def _space(sch: Any, block: Any, profile: TargetProfile) -> Space:
-    rows, _, vectors = _vectors(sch, block, profile)
+    return space_of(sch, block, profile, steps=tiles.reduction_size(sch, block))
+
+
+def space_of(sch: Any, block: Any, profile: TargetProfile, *, steps: int) -> Space:
+    """The knobs of a product whose loop over terms has `steps` iterations."""
+    rows, _, vectors = vectors_of(sch, block, profile)
     fit = max(1, (accumulators(profile) + 4) // vectors)
     return {
         "rows": tuple(divisors(rows, fit)),
-        "unroll": tuple(divisors(tiles.reduction_size(sch, block), 4)),
+        "unroll": tuple(divisors(steps, 4)),
         "order": (0, 1),
     }
 
 
 def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
-    rows, _, vectors = _vectors(sch, block, profile)
+    rows, _, vectors = vectors_of(sch, block, profile)
     fit = max(1, accumulators(profile) // vectors)
     return {"rows": max(divisors(rows, fit)), "unroll": 1, "order": 0}
 
 
 def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
-    """A tile of rows times one panel in registers; "order" 0: panel by panel, 1: row by row."""
-    rows, width, _ = _vectors(sch, block, profile)
+    schedule(sch, block, profile, knobs)
+
+
+def schedule(
+    sch: Any, block: Any, profile: TargetProfile, knobs: Knobs, *, intrinsic: str | None = None
+) -> None:
+    """A tile of rows times one panel in registers; "order" 0: panel by panel, 1: row by row.
+
+    A tensor `intrinsic` takes the lanes of a vector together with the last loop of terms."""
+    rows, width, _ = vectors_of(sch, block, profile)
     terms = tiles.reduction_size(sch, block)
     out = tiles.gather_epilogue(sch, block, lanes(profile))
     i, j = sch.get_loops(out)[-2:]
@@ -87,19 +100,26 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
     task = sch.fuse(*outer)
     sch.set_scope(block, 0, "local")
     sch.compute_at(block, task, preserve_unit_loops=True)
-    panel, row, lane, term = sch.get_loops(block)[1:]
+    panel, row, lane, term, *within = sch.get_loops(block)[1:]
     reduction = [term]
     if knobs["unroll"] > 1:
         reduction = list(sch.split(term, [None, knobs["unroll"]]))
         sch.unroll(reduction[1])
-    sch.reorder(*reduction, panel, row, lane)
+    if intrinsic is None:
+        sch.reorder(*reduction, panel, row, lane)
+        sch.vectorize(lane)
+    else:
+        vector, lane = sch.split(lane, [None, lanes(profile)])
+        sch.reorder(*reduction, panel, row, vector, lane, *within)
+        sch.unroll(vector)
     for loop in (panel, row):
         sch.unroll(loop)
-    sch.vectorize(lane)
     if rows * columns * terms >= tiles.PARALLEL_WORK:
         sch.parallel(task)
     init = sch.decompose_reduction(block, reduction[0])
     tiles.unroll_and_vectorize(sch, init, after=1)
+    if intrinsic is not None:
+        sch.tensorize(lane, intrinsic)
     sch.unroll(ii)
     if columns % width == 0:
         sch.vectorize(ji)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.profiles import TargetProfile
@@ -75,7 +76,9 @@ def assign_layouts(module: Any, profile: TargetProfile) -> Any:
         from edgesdk.schedules.gpu.layout import GpuRewriter
 
         return GpuRewriter(module, profile).run()
-    return Rewriter(module, profile).run()
+    from edgesdk.schedules.layout_int8 import IntegerRewriter
+
+    return IntegerRewriter(module, profile).run()
 
 
 class Rewriter:
@@ -178,8 +181,9 @@ class Rewriter:
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._plain(item) for item in expr.fields])
         value = self._get(expr)
-        if not isinstance(value, LayoutTensor):
-            return value
+        return self._plain_of(value) if isinstance(value, LayoutTensor) else value
+
+    def _plain_of(self, value: LayoutTensor) -> Any:
         if value.plain is None:
             value.plain = self._emit_unblocked(value)
         return value.plain
@@ -242,6 +246,7 @@ class Rewriter:
         if config is None:
             return None
         data, weight = self._get(call.args[0]), constant_of(self._get(call.args[1]).plain)
+        assert weight is not None
         if config.kind == "split groups":
             return self._split_groups(data, weight, config, data.dtype)
         config, weight = config.as_row(weight)
@@ -260,13 +265,14 @@ class Rewriter:
             )
         return LayoutTensor(type_of(call)[0], data.dtype, blocked=result)
 
-    def _conv2d_config(self, call: Any) -> conv2d.Conv2d | None:
-        """What `call` convolves, if its weights are constants in a layout that is known here."""
+    def _conv2d_config(self, call: Any, *, dtype: str = "float32") -> conv2d.Conv2d | None:
+        """What `call` convolves, if it gives numbers of type `dtype` and its weights are constants
+        in a layout that is known here."""
         data = self._get(call.args[0])
         weight = constant_of(self._get(call.args[1]).plain)
         attrs = call.attrs
-        shape, dtype = type_of(call)
-        if weight is None or shape is None or dtype != "float32" or 0 in (*shape, *data.shape):
+        shape, found = type_of(call)
+        if weight is None or shape is None or found != dtype or 0 in (*shape, *data.shape):
             return None
         if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
             return None
@@ -354,18 +360,26 @@ class Rewriter:
         )
 
     def _split_groups(
-        self, data: LayoutTensor, weight: np.ndarray, config: Any, dtype: str
+        self,
+        data: LayoutTensor,
+        weight: np.ndarray,
+        config: Any,
+        dtype: str,
+        convolve: Callable[..., Any] | None = None,
     ) -> LayoutTensor:
         """A grouped convolution whose groups do not fill blocks: each group is rounded up to whole
         blocks for it, and the plain layout comes out, since the lanes between groups are empty."""
-        if data.plain is None:
-            data.plain = self._emit_unblocked(data)
         groups = config.groups
         source = self._te(
-            block_tensor, data.plain, block=self.block, groups=groups, hint="block_groups"
+            block_tensor,
+            self._plain_of(data),
+            block=self.block,
+            groups=groups,
+            hint="block_groups",
         )
         rounded, wider = conv2d.round_groups(weight, config)
-        result = self._convolve(source, wider, rounded, plain=False)
+        convolve = convolve or partial(self._convolve, plain=False)
+        result = convolve(source, wider, rounded)
         return LayoutTensor(
             config.out_shape,
             dtype,
