@@ -32,24 +32,39 @@ void Copy(void* to, const void* from, uint64_t bytes) {
 
 int CurrentMaxThreads() { return current_max_threads; }
 
-Executor* Executor::Create(const edgert_plan& plan, int num_threads) {
+edgesdk_status Executor::Create(const edgert_plan& plan, int num_threads,
+                                const DeviceOptions& device, Executor** executor, char* error,
+                                size_t error_bytes) {
   void* memory = malloc(sizeof(Executor));
-  if (memory == nullptr) return nullptr;
-  Executor* executor = new (memory) Executor(plan);
-  executor->max_threads_ = num_threads;
-  if (executor->Allocate()) return executor;
-  Destroy(executor);
-  return nullptr;
+  if (memory == nullptr) return EDGESDK_ERROR_OUT_OF_MEMORY;
+  Executor* made = new (memory) Executor(plan);
+  made->max_threads_ = num_threads;
+  edgesdk_status status = EDGESDK_OK;
+  if (plan.accelerator != nullptr) {
+    status = plan.accelerator->run->open(plan, device, &made->device_, error, error_bytes);
+  }
+  if (status == EDGESDK_OK && !made->Allocate()) status = EDGESDK_ERROR_OUT_OF_MEMORY;
+  if (status == EDGESDK_OK) {
+    *executor = made;
+  } else {
+    Destroy(made);
+  }
+  return status;
 }
 
 void Executor::Destroy(Executor* executor) {
   if (executor == nullptr) return;
   const edgert_plan& plan = executor->plan_;
-  for (uint32_t i = 0; executor->inputs_ != nullptr && i < plan.num_inputs; ++i) {
-    FreeAligned(executor->inputs_[i].own);
-  }
-  for (uint32_t i = 0; executor->outputs_ != nullptr && i < plan.num_outputs; ++i) {
-    FreeAligned(executor->outputs_[i].own);
+  if (executor->device_ != nullptr) {
+    plan.accelerator->run->close(executor->device_);
+  } else {
+    for (uint32_t i = 0; executor->inputs_ != nullptr && i < plan.num_inputs; ++i) {
+      FreeAligned(executor->inputs_[i].own);
+    }
+    for (uint32_t i = 0; executor->outputs_ != nullptr && i < plan.num_outputs; ++i) {
+      FreeAligned(executor->outputs_[i].own);
+    }
+    FreeAligned(executor->arena_);
   }
   free(executor->inputs_);
   free(executor->outputs_);
@@ -57,7 +72,6 @@ void Executor::Destroy(Executor* executor) {
   free(executor->first_argument_);
   free(executor->arguments_);
   free(executor->tensors_);
-  FreeAligned(executor->arena_);
   executor->~Executor();
   free(executor);
 }
@@ -65,7 +79,7 @@ void Executor::Destroy(Executor* executor) {
 bool Executor::Allocate() {
   size_t num_arguments = 0;
   for (uint32_t i = 0; i < plan_.num_steps; ++i) num_arguments += plan_.steps[i].num_args;
-  arena_ = static_cast<unsigned char*>(AllocateAligned(plan_.arena_bytes));
+  arena_ = static_cast<unsigned char*>(AllocateBlock(kEdgertArena, 0, plan_.arena_bytes));
   tensors_ = AllocateArray<DLTensor>(plan_.num_tensors);
   arguments_ = AllocateArray<TVMFFIAny>(num_arguments);
   first_argument_ = AllocateArray<uint32_t>(plan_.num_steps);
@@ -97,13 +111,27 @@ bool Executor::Allocate() {
       arguments_[next].v_ptr = &tensors_[plan_.steps[i].args[k]];
     }
   }
+  return AllocatePorts();
+}
+
+bool Executor::AllocatePorts() {
   for (uint32_t i = 0; i < plan_.num_outputs; ++i) {
-    outputs_[i].own = AllocateAligned(plan_.outputs[i].size_bytes);
+    outputs_[i].own = AllocateBlock(kEdgertOutput, i, plan_.outputs[i].size_bytes);
     if (outputs_[i].own == nullptr) return false;
     io_bytes_ += static_cast<size_t>(plan_.outputs[i].size_bytes);
     Bind(kEdgertOutput, i, outputs_[i].own);
   }
+  for (uint32_t i = 0; device_ != nullptr && i < plan_.num_inputs; ++i) {
+    inputs_[i].own = AllocateBlock(kEdgertInput, i, plan_.inputs[i].size_bytes);
+    io_bytes_ += static_cast<size_t>(plan_.inputs[i].size_bytes);
+    Bind(kEdgertInput, i, inputs_[i].own);
+  }
   return true;
+}
+
+void* Executor::AllocateBlock(edgert_storage storage, uint32_t index, uint64_t bytes) {
+  return device_ == nullptr ? AllocateAligned(bytes)
+                            : plan_.accelerator->run->host_memory(device_, storage, index);
 }
 
 void Executor::Bind(edgert_storage storage, uint32_t index, void* base) {
@@ -116,10 +144,7 @@ void Executor::Bind(edgert_storage storage, uint32_t index, void* base) {
 }
 
 edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_bytes) {
-  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_inputs) {
-    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no input %d: the model has %u",
-                static_cast<int>(index), plan_.num_inputs);
-  }
+  if (CheckIndex(kEdgertInput, index) != EDGESDK_OK) return EDGESDK_ERROR_INVALID_ARGUMENT;
   const edgert_port& info = plan_.inputs[index];
   if ((data == nullptr && size_bytes > 0) || size_bytes != info.size_bytes) {
     return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "input '%s' needs %llu bytes, got %llu%s",
@@ -127,7 +152,12 @@ edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_b
                 static_cast<unsigned long long>(size_bytes), data == nullptr ? " at NULL" : "");
   }
   Port& port = inputs_[index];
-  bool copy = !IsAligned(data);
+  if (device_ != nullptr) {
+    edgesdk_status status = plan_.accelerator->run->bind(
+        device_, kEdgertInput, static_cast<uint32_t>(index), false, nullptr);
+    if (status != EDGESDK_OK) return DeviceFailed(status);
+  }
+  bool copy = device_ != nullptr || !IsAligned(data);
   if (copy && port.own == nullptr) {
     port.own = AllocateAligned(size_bytes);
     if (port.own == nullptr) return Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
@@ -143,31 +173,34 @@ edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_b
 }
 
 edgesdk_status Executor::SetOutput(int32_t index, void* data, size_t size_bytes) {
-  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_outputs) {
-    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no output %d: the model has %u",
-                static_cast<int>(index), plan_.num_outputs);
-  }
+  if (CheckIndex(kEdgertOutput, index) != EDGESDK_OK) return EDGESDK_ERROR_INVALID_ARGUMENT;
   const edgert_port& info = plan_.outputs[index];
   if (size_bytes != (data == nullptr ? 0 : info.size_bytes)) {
     return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "output '%s' has %llu bytes, got room for %llu",
                 info.name, static_cast<unsigned long long>(info.size_bytes),
                 static_cast<unsigned long long>(size_bytes));
   }
+  if (device_ != nullptr) {
+    edgesdk_status status = plan_.accelerator->run->bind(
+        device_, kEdgertOutput, static_cast<uint32_t>(index), false, nullptr);
+    if (status != EDGESDK_OK) return DeviceFailed(status);
+  }
   Port& port = outputs_[index];
   port.caller = data;
-  port.copy = data != nullptr && !IsAligned(data);
+  port.copy = data != nullptr && (device_ != nullptr || !IsAligned(data));
   bool direct = data != nullptr && !port.copy;
   Bind(kEdgertOutput, static_cast<uint32_t>(index), direct ? data : port.own);
   return EDGESDK_OK;
 }
 
 edgesdk_status Executor::GetOutput(int32_t index, const void** data, size_t* size_bytes) {
-  if (index < 0 || static_cast<uint32_t>(index) >= plan_.num_outputs) {
-    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no output %d: the model has %u",
-                static_cast<int>(index), plan_.num_outputs);
-  }
+  if (CheckIndex(kEdgertOutput, index) != EDGESDK_OK) return EDGESDK_ERROR_INVALID_ARGUMENT;
   if (data == nullptr) {
     return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "get_output needs a place to write to");
+  }
+  if (device_ != nullptr) {
+    edgesdk_status status = plan_.accelerator->run->fetch(device_, static_cast<uint32_t>(index));
+    if (status != EDGESDK_OK) return DeviceFailed(status);
   }
   const Port& port = outputs_[index];
   *data = port.caller != nullptr ? port.caller : port.own;
@@ -185,17 +218,7 @@ edgesdk_status Executor::Run() {
   }
   int outer_max_threads = current_max_threads;
   current_max_threads = max_threads_;
-  edgesdk_status status = EDGESDK_OK;
-  for (uint32_t i = 0; i < plan_.num_steps && status == EDGESDK_OK; ++i) {
-    if (profiling_) {
-      uint64_t start = NowNs();
-      status = RunStep(i);
-      times_[i].last_ns = NowNs() - start;
-      times_[i].total_ns += times_[i].last_ns;
-    } else {
-      status = RunStep(i);
-    }
-  }
+  edgesdk_status status = RunSteps();
   current_max_threads = outer_max_threads;
   if (status != EDGESDK_OK) return status;
   for (uint32_t i = 0; i < plan_.num_outputs; ++i) {
@@ -203,6 +226,30 @@ edgesdk_status Executor::Run() {
     if (port.copy) Copy(port.caller, port.own, plan_.outputs[i].size_bytes);
   }
   return EDGESDK_OK;
+}
+
+edgesdk_status Executor::RunSteps() {
+  const edgert_device_run* run = device_ != nullptr ? plan_.accelerator->run : nullptr;
+  StepTime* times = profiling_ ? times_ : nullptr;
+  edgesdk_status status = EDGESDK_OK;
+  if (run != nullptr) status = run->begin(device_, times);
+  uint32_t i = 0;
+  while (status == EDGESDK_OK) {
+    if (run != nullptr) status = run->steps(device_, &i, times);
+    if (status != EDGESDK_OK || i >= plan_.num_steps) break;
+    if (times != nullptr) {
+      uint64_t start = NowNs();
+      status = RunStep(i);
+      times[i].last_ns = NowNs() - start;
+      times[i].total_ns += times[i].last_ns;
+    } else {
+      status = RunStep(i);
+    }
+    ++i;
+    if (status != EDGESDK_OK) return status;
+  }
+  if (status == EDGESDK_OK && run != nullptr) status = run->finish(device_, times);
+  return status == EDGESDK_OK ? status : DeviceFailed(status);
 }
 
 edgesdk_status Executor::RunStep(uint32_t index) {
@@ -224,6 +271,65 @@ edgesdk_status Executor::RunStep(uint32_t index) {
     return Fail(EDGESDK_ERROR_KERNEL, "%s failed: %s", step.kernel_name, reason);
   }
   return Fail(EDGESDK_ERROR_KERNEL, "%s failed with code %d", step.kernel_name, code);
+}
+
+edgesdk_status Executor::BindDevice(edgert_storage storage, int32_t index, void* data,
+                                    size_t size_bytes) {
+  if (CheckIndex(storage, index) != EDGESDK_OK) return EDGESDK_ERROR_INVALID_ARGUMENT;
+  if (device_ == nullptr) {
+    return Fail(EDGESDK_ERROR_DEVICE, "'%s' was built for '%s', which has no memory but the CPU's",
+                plan_.name, plan_.target);
+  }
+  bool is_input = storage == kEdgertInput;
+  const edgert_port& info = is_input ? plan_.inputs[index] : plan_.outputs[index];
+  if (size_bytes != (data == nullptr ? 0 : info.size_bytes)) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "%s '%s' has %llu bytes, got %llu",
+                is_input ? "input" : "output", info.name,
+                static_cast<unsigned long long>(info.size_bytes),
+                static_cast<unsigned long long>(size_bytes));
+  }
+  edgesdk_status status =
+      plan_.accelerator->run->bind(device_, storage, static_cast<uint32_t>(index), true, data);
+  if (status != EDGESDK_OK) return DeviceFailed(status);
+  Port& port = is_input ? inputs_[index] : outputs_[index];
+  port.caller = nullptr;
+  port.copy = false;
+  port.bound = true;
+  return EDGESDK_OK;
+}
+
+edgesdk_status Executor::DeviceAddress(edgert_storage storage, int32_t index, void** data,
+                                       size_t* size_bytes) {
+  if (CheckIndex(storage, index) != EDGESDK_OK) return EDGESDK_ERROR_INVALID_ARGUMENT;
+  if (device_ == nullptr) {
+    return Fail(EDGESDK_ERROR_DEVICE, "'%s' was built for '%s', which has no memory but the CPU's",
+                plan_.name, plan_.target);
+  }
+  bool is_input = storage == kEdgertInput;
+  if (data == nullptr) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "get_%s_device needs a place to write to",
+                is_input ? "input" : "output");
+  }
+  *data = plan_.accelerator->run->address(device_, storage, static_cast<uint32_t>(index));
+  if (size_bytes != nullptr) {
+    *size_bytes = static_cast<size_t>((is_input ? plan_.inputs : plan_.outputs)[index].size_bytes);
+  }
+  return EDGESDK_OK;
+}
+
+edgesdk_status Executor::DeviceInfo(edgesdk_device_info* info) {
+  if (info == nullptr || info->struct_size < sizeof(edgesdk_device_info)) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
+                "device_info needs a struct whose struct_size is set to %zu",
+                sizeof(edgesdk_device_info));
+  }
+  *info = edgesdk_device_info{};
+  info->struct_size = sizeof(edgesdk_device_info);
+  info->kind = plan_.accelerator == nullptr ? "cpu" : plan_.accelerator->kind;
+  info->name = "";
+  info->replays_reason = "";
+  if (device_ != nullptr) plan_.accelerator->run->info(device_, info);
+  return EDGESDK_OK;
 }
 
 void Executor::SetProfiling(bool enabled) {
@@ -253,6 +359,18 @@ edgesdk_memory_info Executor::Memory() const {
 int Executor::NumThreads() const {
   int pool = ThreadPool::Shared().num_threads();
   return max_threads_ > 0 && max_threads_ < pool ? max_threads_ : pool;
+}
+
+edgesdk_status Executor::CheckIndex(edgert_storage storage, int32_t index) {
+  bool is_input = storage == kEdgertInput;
+  uint32_t count = is_input ? plan_.num_inputs : plan_.num_outputs;
+  if (index >= 0 && static_cast<uint32_t>(index) < count) return EDGESDK_OK;
+  return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "there is no %s %d: the model has %u",
+              is_input ? "input" : "output", static_cast<int>(index), count);
+}
+
+edgesdk_status Executor::DeviceFailed(edgesdk_status status) {
+  return Fail(status, "%s", plan_.accelerator->run->error(device_));
 }
 
 edgesdk_status Executor::Fail(edgesdk_status status, const char* format, ...) {

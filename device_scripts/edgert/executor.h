@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "accelerator.h"
 #include "edgesdk_model.h"
 #include "plan.h"
 
@@ -15,8 +16,11 @@ int CurrentMaxThreads();
 
 class Executor {
  public:
-  // Returns nullptr when memory is short. `num_threads` 0: all of the pool.
-  static Executor* Create(const edgert_plan& plan, int num_threads);
+  // `num_threads` 0: all of the pool. `device` is for the plan's accelerator, if it has one, which
+  // writes the reason of its failure; a plain lack of memory has no text.
+  static edgesdk_status Create(const edgert_plan& plan, int num_threads,
+                               const DeviceOptions& device, Executor** executor, char* error,
+                               size_t error_bytes);
   static void Destroy(Executor* executor);
 
   const edgert_plan& plan() const { return plan_; }
@@ -26,6 +30,12 @@ class Executor {
   edgesdk_status SetOutput(int32_t index, void* data, size_t size_bytes);
   edgesdk_status GetOutput(int32_t index, const void** data, size_t* size_bytes);
   edgesdk_status Run();
+
+  // `storage` is kEdgertInput or kEdgertOutput.
+  edgesdk_status BindDevice(edgert_storage storage, int32_t index, void* data, size_t size_bytes);
+  edgesdk_status DeviceAddress(edgert_storage storage, int32_t index, void** data,
+                               size_t* size_bytes);
+  edgesdk_status DeviceInfo(edgesdk_device_info* info);
 
   void SetProfiling(bool enabled);
   edgesdk_status LayerInfo(int32_t index, edgesdk_layer_info* info);
@@ -42,18 +52,22 @@ class Executor {
     bool copy;     // the caller's memory is unaligned: copy on each run
     bool bound;    // inputs only: the caller has set it
   };
-  struct StepTime {
-    uint64_t last_ns;
-    uint64_t total_ns;
-  };
 
   explicit Executor(const edgert_plan& plan) : plan_(plan) {}
   ~Executor() = default;
   bool Allocate();
+  bool AllocatePorts();
+  void* AllocateBlock(edgert_storage storage, uint32_t index, uint64_t bytes);
   void Bind(edgert_storage storage, uint32_t index, void* base);
+  edgesdk_status RunSteps();
   edgesdk_status RunStep(uint32_t index);
+  edgesdk_status CheckIndex(edgert_storage storage, int32_t index);
+  edgesdk_status DeviceFailed(edgesdk_status status);
 
   const edgert_plan& plan_;
+  // With an accelerator all memory that it copies from and to is the device's to allocate; what the
+  // caller binds is copied on each run.
+  DeviceRun* device_ = nullptr;
   int max_threads_ = 0;
   bool profiling_ = false;
   unsigned char* arena_ = nullptr;
@@ -64,7 +78,7 @@ class Executor {
   Port* outputs_ = nullptr;
   StepTime* times_ = nullptr;
   size_t io_bytes_ = 0;
-  char error_[1280] = {0};
+  char error_[kErrorBytes] = {0};
 };
 
 }  // namespace edgert

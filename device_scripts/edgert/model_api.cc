@@ -5,10 +5,12 @@
 // dynamic linker gives all callers the first library's functions, and this makes that harmless.
 
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "accelerator.h"
 #include "cpu_features.h"
 #include "edgesdk_model.h"
 #include "executor.h"
@@ -24,7 +26,10 @@ namespace {
 
 extern const edgesdk_api kApi;
 
-thread_local char open_error[1280];
+thread_local char open_error[kErrorBytes];
+
+// The size of edgesdk_options at first; the fields behind are not read of those.
+constexpr size_t kFirstOptionsBytes = offsetof(edgesdk_options, device_index);
 
 edgesdk_status FailOpen(const edgesdk_options* options, edgesdk_status status, const char* format,
                         ...) __attribute__((format(printf, 3, 4)));
@@ -35,7 +40,7 @@ edgesdk_status FailOpen(const edgesdk_options* options, edgesdk_status status, c
   va_start(arguments, format);
   vsnprintf(open_error, sizeof(open_error), format, arguments);
   va_end(arguments);
-  if (options != nullptr && options->struct_size >= sizeof(edgesdk_options) &&
+  if (options != nullptr && options->struct_size >= kFirstOptionsBytes &&
       options->error_buffer != nullptr && options->error_buffer_size > 0) {
     snprintf(options->error_buffer, options->error_buffer_size, "%s", open_error);
   }
@@ -59,10 +64,12 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
         "the program was built for ABI version %u of edgesdk_model.h, this library for %u",
         abi_version, EDGESDK_ABI_VERSION);
   }
-  if (options != nullptr && options->struct_size < sizeof(edgesdk_options)) {
+  if (options != nullptr && options->struct_size != kFirstOptionsBytes &&
+      options->struct_size < sizeof(edgesdk_options)) {
     return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT,
-                    "options.struct_size is %zu, should be %zu: sizeof(edgesdk_options)",
-                    options->struct_size, sizeof(edgesdk_options));
+                    "options.struct_size is %llu, should be %llu: sizeof(edgesdk_options)",
+                    static_cast<unsigned long long>(options->struct_size),
+                    static_cast<unsigned long long>(sizeof(edgesdk_options)));
   }
   // A name that edgert has no test for is not refused: the profile may know more than it.
   for (const char* const* name = plan.cpu_features; *name != nullptr; ++name) {
@@ -76,12 +83,21 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
   if (num_threads < 0) {
     return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT, "num_threads is %d", num_threads);
   }
+  bool has_device = options != nullptr && options->struct_size >= sizeof(edgesdk_options);
+  DeviceOptions device{has_device ? options->device_index : 0,
+                       has_device ? options->device_stream : nullptr};
   edgesdk_model* handle = static_cast<edgesdk_model*>(malloc(sizeof(edgesdk_model)));
-  Executor* executor = handle != nullptr ? Executor::Create(plan, num_threads) : nullptr;
-  if (executor == nullptr) {
+  Executor* executor = nullptr;
+  char reason[kErrorBytes] = "";
+  edgesdk_status status = EDGESDK_ERROR_OUT_OF_MEMORY;
+  if (handle != nullptr) {
+    status = Executor::Create(plan, num_threads, device, &executor, reason, sizeof(reason));
+  }
+  if (status != EDGESDK_OK) {
     free(handle);
-    return FailOpen(options, EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory: '%s' needs %llu bytes",
-                    plan.name, static_cast<unsigned long long>(plan.arena_bytes));
+    if (reason[0] != '\0') return FailOpen(options, status, "%s", reason);
+    return FailOpen(options, status, "out of memory: '%s' needs %llu bytes", plan.name,
+                    static_cast<unsigned long long>(plan.arena_bytes));
   }
   *handle = edgesdk_model{&kApi, executor};
   *model = handle;
@@ -196,6 +212,33 @@ int32_t NumThreads(const edgesdk_model* model) {
   return model == nullptr ? 0 : model->executor->NumThreads();
 }
 
+edgesdk_status SetInputDevice(edgesdk_model* model, int32_t index, void* data, size_t size_bytes) {
+  if (model == nullptr) return NoHandle();
+  return model->executor->BindDevice(kEdgertInput, index, data, size_bytes);
+}
+
+edgesdk_status SetOutputDevice(edgesdk_model* model, int32_t index, void* data, size_t size_bytes) {
+  if (model == nullptr) return NoHandle();
+  return model->executor->BindDevice(kEdgertOutput, index, data, size_bytes);
+}
+
+edgesdk_status GetInputDevice(edgesdk_model* model, int32_t index, void** data,
+                              size_t* size_bytes) {
+  if (model == nullptr) return NoHandle();
+  return model->executor->DeviceAddress(kEdgertInput, index, data, size_bytes);
+}
+
+edgesdk_status GetOutputDevice(edgesdk_model* model, int32_t index, void** data,
+                               size_t* size_bytes) {
+  if (model == nullptr) return NoHandle();
+  return model->executor->DeviceAddress(kEdgertOutput, index, data, size_bytes);
+}
+
+edgesdk_status DeviceInfo(edgesdk_model* model, edgesdk_device_info* info) {
+  if (model == nullptr) return NoHandle();
+  return model->executor->DeviceInfo(info);
+}
+
 const edgesdk_api kApi = {
     EDGESDK_ABI_VERSION,
     sizeof(edgesdk_api),
@@ -218,6 +261,11 @@ const edgesdk_api kApi = {
     LayerInfo,
     Memory,
     NumThreads,
+    SetInputDevice,
+    SetOutputDevice,
+    GetInputDevice,
+    GetOutputDevice,
+    DeviceInfo,
 };
 
 }  // namespace
@@ -311,6 +359,30 @@ edgesdk_status edgesdk_model_memory(edgesdk_model* model, edgesdk_memory_info* i
 
 int32_t edgesdk_model_num_threads(const edgesdk_model* model) {
   return Api(model)->num_threads(model);
+}
+
+edgesdk_status edgesdk_model_set_input_device(edgesdk_model* model, int32_t index, void* data,
+                                              size_t size_bytes) {
+  return Api(model)->set_input_device(model, index, data, size_bytes);
+}
+
+edgesdk_status edgesdk_model_set_output_device(edgesdk_model* model, int32_t index, void* data,
+                                               size_t size_bytes) {
+  return Api(model)->set_output_device(model, index, data, size_bytes);
+}
+
+edgesdk_status edgesdk_model_get_input_device(edgesdk_model* model, int32_t index, void** data,
+                                              size_t* size_bytes) {
+  return Api(model)->get_input_device(model, index, data, size_bytes);
+}
+
+edgesdk_status edgesdk_model_get_output_device(edgesdk_model* model, int32_t index, void** data,
+                                               size_t* size_bytes) {
+  return Api(model)->get_output_device(model, index, data, size_bytes);
+}
+
+edgesdk_status edgesdk_model_device_info(edgesdk_model* model, edgesdk_device_info* info) {
+  return Api(model)->device_info(model, info);
 }
 
 }  // extern "C"

@@ -16,7 +16,12 @@
  * the same time, each with memory of its own for activations. Weights are shared and never copied.
  * One pool of threads serves all handles of a library. For many handles at once, num_threads = 1
  * in the options of each gives the highest throughput. The pool's threads take no signals. After
- * fork() the child may go on using its handles; it gets a pool of its own.
+ * fork() the child may go on using its handles; it gets a pool of its own. (A GPU's driver does not
+ * survive fork(): there the child opens no handle and uses none.)
+ *
+ * GPUs: a library built for one looks for its driver when it is opened, copies the weights to the
+ * GPU once for all handles, and each run brings the inputs there and the outputs back. Inputs and
+ * outputs may also stay in the GPU's memory, see edgesdk_model_set_input_device.
  *
  * Several models in one program: every library has an opening function of its own,
  * edgesdk_open_NAME, declared in NAME.h beside this header. All other functions work on the handle
@@ -53,7 +58,7 @@ typedef enum edgesdk_status {
   EDGESDK_OK = 0,
   EDGESDK_ERROR_ABI = 1,              /* header and library are of different ABI versions */
   EDGESDK_ERROR_INVALID_ARGUMENT = 2, /* NULL, index out of range, or a wrong size */
-  EDGESDK_ERROR_DEVICE = 3,           /* this CPU lacks an instruction set the library uses */
+  EDGESDK_ERROR_DEVICE = 3, /* this CPU or GPU cannot run the library, or the GPU failed */
   EDGESDK_ERROR_OUT_OF_MEMORY = 4,
   EDGESDK_ERROR_INPUT_MISSING = 5, /* run before every input was set */
   EDGESDK_ERROR_KERNEL = 6         /* a kernel refused its arguments or failed */
@@ -98,8 +103,29 @@ typedef struct edgesdk_memory_info {
   size_t io_bytes;          /* allocated per handle: outputs, and copies of unaligned inputs */
 } edgesdk_memory_info;
 
+/* Where a model runs, and what it holds there. struct_size must be sizeof(edgesdk_device_info) when
+ * it is passed; zero means that a field has no meaning for this kind of device. */
+typedef struct edgesdk_device_info {
+  size_t struct_size;
+  const char* kind;           /* "cpu" or "cuda" */
+  const char* name;           /* as its driver gives it; "" for the CPU */
+  int32_t index;              /* as in edgesdk_options */
+  int32_t compute_capability; /* CUDA: 10 * major + minor */
+  int32_t driver_version;     /* CUDA: 1000 * major + 10 * minor of what the driver supports */
+  int32_t code_architecture;  /* CUDA: the compute capability that the code in use was built for */
+  int32_t code_is_intermediate; /* 1: the driver compiled it from PTX, 0: it is machine code */
+  int32_t unified_memory;     /* 1: CPU and GPU share their memory, and inputs and outputs in it */
+  int32_t replays;            /* 1: runs replay a recorded graph of commands */
+  const char* replays_reason; /* why not, otherwise "" */
+  size_t memory_bytes;        /* of the device */
+  size_t free_bytes;          /* of them, now */
+  size_t weights_bytes;       /* on the device, shared by this library's handles */
+  size_t activations_bytes;   /* on the device, of this handle */
+  size_t io_bytes;            /* on the device, of this handle: inputs and outputs */
+} edgesdk_device_info;
+
 /* Pass NULL for the defaults. struct_size must be sizeof(edgesdk_options); zero in any other field
- * means its default. */
+ * means its default. (Programs that were built when this had fewer fields pass less.) */
 typedef struct edgesdk_options {
   size_t struct_size;
   /* Threads for this handle, at most the pool's size (the CPUs this process may use, or
@@ -109,6 +135,11 @@ typedef struct edgesdk_options {
    * libraries are linked into one program; otherwise edgesdk_model_last_error(NULL) tells. */
   char* error_buffer;
   size_t error_buffer_size;
+  /* Which GPU, in the order of its driver, from 0. Libraries for the CPU do not look at this. */
+  int32_t device_index;
+  /* The queue that runs use, for example a cudaStream_t (CUstream) made by the caller; it must
+   * outlive the handle. NULL: a queue of the handle's own. Runs return when their work is done. */
+  void* device_stream;
 } edgesdk_options;
 
 /* Opens the network: checks ABI version and CPU, and allocates the memory of one handle.
@@ -166,7 +197,34 @@ EDGESDK_API edgesdk_status edgesdk_model_memory(edgesdk_model* model, edgesdk_me
 /* Threads that a run of this handle may use. */
 EDGESDK_API int32_t edgesdk_model_num_threads(const edgesdk_model* model);
 
-/* All functions above as a table, for programs that load the library with dlopen. */
+/* Has an input stay in the GPU's memory: runs read it at data, an address of the GPU that is a
+ * multiple of 16, and copy nothing. NULL with size 0: in the handle's own memory there, with what
+ * it holds, which is the input of the last run if nobody wrote over it.
+ * edgesdk_model_set_input goes back to the host. Binding another address costs time at the next
+ * run, which records its commands anew. What the caller's own commands write there must be done
+ * before the run, or be in the queue that was given as device_stream. */
+EDGESDK_API edgesdk_status edgesdk_model_set_input_device(edgesdk_model* model, int32_t index,
+                                                          void* data, size_t size_bytes);
+
+/* The same for an output: runs write it at data, or with NULL in the handle's own memory there, and
+ * do not bring it to the host. edgesdk_model_get_output then copies it on demand.
+ * edgesdk_model_set_output goes back to the host. */
+EDGESDK_API edgesdk_status edgesdk_model_set_output_device(edgesdk_model* model, int32_t index,
+                                                           void* data, size_t size_bytes);
+
+/* The address on the GPU where runs read an input or write an output: what was bound, or the
+ * handle's own memory, which stays valid until close. One model's output may so become another's
+ * input. size_bytes may be NULL. */
+EDGESDK_API edgesdk_status edgesdk_model_get_input_device(edgesdk_model* model, int32_t index,
+                                                          void** data, size_t* size_bytes);
+EDGESDK_API edgesdk_status edgesdk_model_get_output_device(edgesdk_model* model, int32_t index,
+                                                           void** data, size_t* size_bytes);
+
+EDGESDK_API edgesdk_status edgesdk_model_device_info(edgesdk_model* model,
+                                                     edgesdk_device_info* info);
+
+/* All functions above as a table, for programs that load the library with dlopen. Newer functions
+ * are at the end: where struct_size does not reach, the library is older and has none. */
 typedef struct edgesdk_api {
   uint32_t abi_version;
   uint32_t struct_size;
@@ -189,6 +247,11 @@ typedef struct edgesdk_api {
   edgesdk_status (*layer_info)(edgesdk_model*, int32_t, edgesdk_layer_info*);
   edgesdk_status (*memory)(edgesdk_model*, edgesdk_memory_info*);
   int32_t (*num_threads)(const edgesdk_model*);
+  edgesdk_status (*set_input_device)(edgesdk_model*, int32_t, void*, size_t);
+  edgesdk_status (*set_output_device)(edgesdk_model*, int32_t, void*, size_t);
+  edgesdk_status (*get_input_device)(edgesdk_model*, int32_t, void**, size_t*);
+  edgesdk_status (*get_output_device)(edgesdk_model*, int32_t, void**, size_t*);
+  edgesdk_status (*device_info)(edgesdk_model*, edgesdk_device_info*);
 } edgesdk_api;
 
 /* Returns the library's table, or NULL if it does not speak abi_version. */

@@ -66,9 +66,17 @@ struct TestPlan {
   }
 };
 
+Executor* Create(const edgert_plan& plan, edgesdk_status wanted) {
+  Executor* executor = nullptr;
+  char error[edgert::kErrorBytes] = "";
+  CHECK_EQ(Executor::Create(plan, 0, {}, &executor, error, sizeof(error)), wanted);
+  CHECK_TEXT(error, "");
+  return executor;
+}
+
 class Open {
  public:
-  explicit Open(const edgert_plan& plan) : executor_(Executor::Create(plan, 0)) {
+  explicit Open(const edgert_plan& plan) : executor_(Create(plan, EDGESDK_OK)) {
     CHECK(executor_ != nullptr);
   }
   ~Open() { Executor::Destroy(executor_); }
@@ -189,10 +197,10 @@ TEST(no_memory_is_an_error) {
   for (uint64_t bytes : {uint64_t{1} << 60, UINT64_MAX, uint64_t{SIZE_MAX} - 8}) {
     TestPlan test;
     test.arena_bytes = bytes;
-    CHECK(Executor::Create(test.Finish(), 0) == nullptr);
+    CHECK(Create(test.Finish(), EDGESDK_ERROR_OUT_OF_MEMORY) == nullptr);
     test.arena_bytes = 0;
     test.outputs = {{"y", EDGESDK_INT32, 1, kFour, 16}, {"z", EDGESDK_INT32, 1, kFour, bytes}};
-    CHECK(Executor::Create(test.Finish(), 0) == nullptr);
+    CHECK(Create(test.Finish(), EDGESDK_ERROR_OUT_OF_MEMORY) == nullptr);
     CHECK(edgert::AllocateAligned(bytes) == nullptr);
   }
 }

@@ -1,6 +1,7 @@
 // The C API as a program uses it that has two models linked in.
 
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -317,6 +318,42 @@ TEST(options_without_their_size_are_refused) {
   longer.options.num_threads = 1;
   Handle model(edgesdk_open_model_a, &longer.options);
   CHECK_EQ(edgesdk_model_num_threads(model), 1);
+}
+
+// A program that was built with the first release's header, whose structure ended here.
+TEST(options_of_older_programs_are_read_as_far_as_they_go) {
+  edgesdk_options options = {};
+  options.struct_size = offsetof(edgesdk_options, device_index);
+  options.num_threads = 1;
+  memset(&options.device_index, 0x55, sizeof(options) - options.struct_size);
+  Handle model(edgesdk_open_model_a, &options);
+  CHECK_EQ(edgesdk_model_num_threads(model), 1);
+}
+
+TEST(a_library_for_the_cpu_has_no_device) {
+  Handle model(edgesdk_open_model_a);
+  edgesdk_device_info info = {};
+  info.struct_size = sizeof(info);
+  CHECK_EQ(edgesdk_model_device_info(model, &info), EDGESDK_OK);
+  CHECK_TEXT(info.kind, "cpu");
+  CHECK_TEXT(info.name, "");
+  CHECK_TEXT(info.replays_reason, "");
+  CHECK_EQ(info.memory_bytes, 0u);
+  CHECK_EQ(edgesdk_model_device_info(model, nullptr), EDGESDK_ERROR_INVALID_ARGUMENT);
+  info.struct_size = 0;
+  CHECK_EQ(edgesdk_model_device_info(model, &info), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK(strstr(edgesdk_model_last_error(model), "struct_size") != nullptr);
+  Buffer buffer;
+  void* data = nullptr;
+  const char* reason = "'model_a' was built for 'test', which has no memory but the CPU's";
+  CHECK_EQ(edgesdk_model_set_input_device(model, 0, buffer.bytes, kBytes), EDGESDK_ERROR_DEVICE);
+  CHECK_TEXT(edgesdk_model_last_error(model), reason);
+  CHECK_EQ(edgesdk_model_set_output_device(model, 0, buffer.bytes, kBytes), EDGESDK_ERROR_DEVICE);
+  CHECK_EQ(edgesdk_model_get_input_device(model, 0, &data, nullptr), EDGESDK_ERROR_DEVICE);
+  CHECK_EQ(edgesdk_model_get_output_device(model, 0, &data, nullptr), EDGESDK_ERROR_DEVICE);
+  CHECK_EQ(edgesdk_model_get_output_device(model, 1, &data, nullptr),
+           EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_EQ(edgesdk_model_set_input_device(nullptr, 0, nullptr, 0), EDGESDK_ERROR_INVALID_ARGUMENT);
 }
 
 TEST(threads_are_limited_per_handle) {
