@@ -315,13 +315,13 @@ def problem_of(sch: Any, conv: Any) -> Problem:
 
 def _fitting_tiles(columns: int, blocks: int, profile: TargetProfile) -> list[tuple[int, int]]:
     """The register tiles, (columns, blocks), that divide an output evenly and fit."""
-    limit = accumulators(profile)
+    registers = profile.cpu.vector_registers
+    # Beside the sums: the fewer of a step's pixels and weights, and one of the others at a time.
     return [
         (c, b)
         for b in divisors(blocks, 8)
-        for c in divisors(columns, limit)
-        # A single block can be multiplied straight from memory (x86) or by lane (ARM).
-        if c * b + (b if b > 1 else 0) <= limit + 2
+        for c in divisors(columns, registers)
+        if c * b + min(c, b) + 1 <= registers
     ]
 
 
