@@ -115,6 +115,7 @@ class Form:
 class Tensor:
     """A tensor of the file: `shape` as written there, `const` its content where that is known.
 
+    `open` says that some of its sizes are for the user to choose; they are 1 in `shape`.
     `scale` is None unless it is quantised; `zero` counts in its own integers, `axis` is that of
     several scales. `stored` and `real` are its values as they are and dequantised.
     """
@@ -123,6 +124,7 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     const: Array | None = None
+    open: bool = False
     scale: Array | None = None
     zero: Array | None = None
     axis: int = 0
@@ -378,6 +380,7 @@ class Writer:
         shape = tuple(int(d) for d in _indices(raw.shape))
         dtype = _dtype(raw.type, name)
         tensor = Tensor(name, shape, dtype)
+        tensor.open = any(int(d) < 0 for d in _indices(raw.shapeSignature))
         quantisation = raw.quantization
         if quantisation is not None and len(_indices(quantisation.scale)):
             if quantisation.detailsType:

@@ -5,7 +5,7 @@ The meaning of each is that of TFLite's own kernels (tensorflow/lite/kernels in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,13 +88,22 @@ def _bias(op: Operator, index: int) -> list[str]:
     return [op.w.weight(bias, (0,)) if bias.rank == 1 else op.w.real(bias)]
 
 
-def _common(op: Operator) -> dict[str, Any]:
+def _window(op: Operator, kernel: Sequence[int]) -> dict[str, Any]:
+    """The attributes of a convolution over `kernel`.
+
+    ONNX Runtime has no automatic padding together with dilation, so that is written out.
+    """
     o = op.options
-    return {
-        "strides": [o.strideH, o.strideW],
-        "dilations": [o.dilationHFactor, o.dilationWFactor],
-        "auto_pad": _auto_pad(op),
-    }
+    strides, dilations = [o.strideH, o.strideW], [o.dilationHFactor, o.dilationWFactor]
+    attrs: dict[str, Any] = {"strides": strides, "dilations": dilations, "kernel_shape": kernel}
+    if int(o.padding) or dilations == [1, 1] or op[0].open:
+        return {**attrs, "auto_pad": _auto_pad(op)}
+    before, after = [], []
+    for size, k, s, d in zip(op[0].shape[1:3], kernel, strides, dilations, strict=True):
+        total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
+        before.append(total // 2)
+        after.append(total - total // 2)
+    return {**attrs, "pads": [*before, *after]}
 
 
 @converts("CONV_2D")
@@ -108,8 +117,7 @@ def _conv(op: Operator) -> None:
         op.w.weight(weight, TO_NCHW),
         *_bias(op, 2),
         group=channels // per_group,
-        kernel_shape=list(weight.shape[1:3]),
-        **_common(op),
+        **_window(op, weight.shape[1:3]),
     )
     op.w.put(op.out, _activated(op, value), nchw=True)
 
@@ -124,8 +132,7 @@ def _depthwise(op: Operator) -> None:
         op.w.weight(weight, (3, 0, 1, 2)),
         *_bias(op, 2),
         group=x.shape[3],
-        kernel_shape=list(weight.shape[1:3]),
-        **_common(op),
+        **_window(op, weight.shape[1:3]),
     )
     op.w.put(op.out, _activated(op, value), nchw=True)
 
@@ -289,7 +296,8 @@ def _elementwise(kind: str, **attrs: Any) -> Conversion:
 
 
 for _kinds, _name in (
-    ("ADD ADD_N", "Add"), ("SUB", "Sub"), ("MUL", "Mul"), ("MAXIMUM", "Max"), ("MINIMUM", "Min"),
+    ("ADD", "Add"), ("ADD_N", "Sum"), ("SUB", "Sub"), ("MUL", "Mul"), ("MAXIMUM", "Max"),
+    ("MINIMUM", "Min"),
     ("POW", "Pow"), ("PRELU", "PRelu"), ("EQUAL", "Equal"), ("LESS", "Less"),
     ("LESS_EQUAL", "LessOrEqual"), ("GREATER", "Greater"), ("GREATER_EQUAL", "GreaterOrEqual"),
     ("LOGICAL_AND", "And"), ("LOGICAL_OR", "Or"), ("LOGICAL_NOT", "Not"), ("ABS", "Abs"),
@@ -738,8 +746,9 @@ def _reverse(op: Operator) -> None:
 def _one_hot(op: Operator) -> None:
     w = op.w
     depth = w.integers([op.ints(1, "depth")[0]])
-    off_on = np.asarray([real_array(_constant(op, i)).reshape(()) for i in (3, 2)])
-    values = w.constant(off_on.astype(op[2].dtype))
+    one = w.integers([1])
+    off_on = [w.node("Reshape", w.real(op[i]), one) for i in (3, 2)]
+    values = w.node("Concat", *off_on, axis=0)
     value = w.node("OneHot", _wide(op, 0), depth, values, axis=int(op.options.axis))
     w.put(op.out, value)
 
@@ -826,7 +835,10 @@ def _batch_to_space(op: Operator) -> None:
 @converts("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
 def _resize(op: Operator) -> None:
     w, o = op.w, op.options
-    attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    attrs: dict[str, Any] = {
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
     if o.halfPixelCenters:  # nearest takes floor((i + 0.5) * scale), a half up
         attrs = {
             "coordinate_transformation_mode": "half_pixel",
@@ -837,17 +849,15 @@ def _resize(op: Operator) -> None:
             "coordinate_transformation_mode": "align_corners",
             "nearest_mode": "round_prefer_ceil",
         }
-    linear = op.kind == "RESIZE_BILINEAR"
-    value = w.node(
-        "Resize",
-        w.real(op[0], nchw=True),
-        "",
-        "",
-        _wide(op, 1),
-        mode="linear" if linear else "nearest",
-        axes=[2, 3],
-        **attrs,
-    )
+    x, sizes = op[0], _wide(op, 1)
+    if not x.open:
+        # All four sizes: ONNX Runtime 1.32 loses `sizes` of two axes beside a Transpose.
+        batch = w.integers([x.shape[0], x.shape[3]])
+        sizes = w.node("Concat", batch, sizes, axis=0)
+    else:
+        attrs["axes"] = [2, 3]
+    mode = "linear" if op.kind == "RESIZE_BILINEAR" else "nearest"
+    value = w.node("Resize", w.real(x, nchw=True), "", "", sizes, mode=mode, **attrs)
     w.put(op.out, value, nchw=True)
 
 

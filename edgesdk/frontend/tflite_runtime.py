@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class TFLiteSession:
     """Runs a TFLite file; names are those that its ONNX form has.
 
-    `optimise=False` takes TFLite's plain kernels instead of XNNPACK's, which sum in another order.
+    `optimise=False` takes TFLite's own kernels instead of XNNPACK's, which sum in another order.
     Where these lack an operator (MediaPipe's own are in XNNPACK only) it computes as with
     `optimise`. Raises ModelError when the interpreter refuses the model.
     """
@@ -57,7 +57,8 @@ class TFLiteSession:
             from ai_edge_litert.interpreter import Interpreter, OpResolverType
         except ImportError as error:
             raise missing_interpreter() from error
-        kernels = OpResolverType.BUILTIN_REF if plain else OpResolverType.AUTO
+        own = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        kernels = own if plain else OpResolverType.AUTO
         try:
             interpreter = Interpreter(
                 model_content=self.path.read_bytes(),
