@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgesdk.errors import ConfigError
-from edgesdk.profiles import Contract, CpuInfo
+from edgesdk.errors import ConfigError, ToolMissingError
+from edgesdk.profiles import Contract, CpuInfo, GpuInfo
 
 _PROC_CPUINFO = Path("/proc/cpuinfo")
 _SYS_CPU = Path("/sys/devices/system/cpu")
+
+# CUdevice_attribute of the CUDA driver API.
+_COMPUTE_CAPABILITY_MAJOR = 75
+_COMPUTE_CAPABILITY_MINOR = 76
 
 # The levels of the x86-64 psABI, best first, with what each adds to the one below it as
 # /proc/cpuinfo names it ("pni" is SSE3, "abm" has LZCNT).
@@ -214,3 +218,31 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
+
+
+def require_gpu(gpu: GpuInfo) -> None:
+    """Raises ToolMissingError, with the reason, if this machine has no GPU that `gpu` describes."""
+    reason = _cuda_reason(gpu) if gpu.api == "cuda" else "OpenCL was not looked for"
+    if reason is not None:
+        raise ToolMissingError(reason, hint="`edgesdk verify BUNDLE --device D` checks it there")
+
+
+def _cuda_reason(gpu: GpuInfo) -> str | None:
+    """Asks the driver (CUDA driver API, "Device Management"); None if code for `gpu` runs here."""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL(os.environ.get("EDGESDK_CUDA_LIBRARY") or "libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver here"
+    count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "no NVIDIA GPU here"
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_CAPABILITY_MAJOR, 0)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_CAPABILITY_MINOR, 0)
+    have = 10 * major.value + minor.value
+    if any(a // 10 == major.value and a <= have for a in gpu.architectures):
+        return None
+    if gpu.ptx is not None and gpu.ptx <= have:
+        return None
+    return f"the GPU here is sm_{have}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,11 +91,11 @@ class Contract:
     """What the device promises, and so what a library built for it may need.
 
     `machine`: what `uname -m` may print. `libc_version`: the oldest libc among such devices, which
-    the audit enforces. `cpu_features`: names as /proc/cpuinfo prints them. `libraries`: the sonames
-    that a library may need.
+    the audit enforces. `cpu_features`: names as Linux prints them in /proc/cpuinfo, whatever the
+    system. `libraries`: the libraries that one built for it may need, named as it names them.
     """
 
-    os: Literal["linux"]
+    os: Literal["linux", "windows", "macos", "ios"]
     machine: tuple[str, ...]
     cpu_features: tuple[str, ...]
     libraries: tuple[str, ...]
@@ -111,10 +111,27 @@ class Contract:
 
 @dataclass(frozen=True)
 class Emulator:
-    """How a result runs on another machine: `qemu-<qemu> -cpu <cpu>` in user mode."""
+    """How a result runs on a machine of another kind.
 
-    qemu: str
-    cpu: str
+    "qemu" is `qemu-<qemu> -cpu <cpu>` in user mode; "wine" runs programs of Windows on other
+    systems, with this machine's CPU.
+    """
+
+    kind: Literal["qemu", "wine"] = "qemu"
+    qemu: str = ""
+    cpu: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "qemu" and not (self.qemu and self.cpu):
+            raise ValueError("qemu and cpu are needed, e.g. qemu = 'aarch64', cpu = 'cortex-a72'")
+
+    @property
+    def emulates_cpu(self) -> bool:
+        """Whether it runs code for a CPU that this machine does not have."""
+        return self.kind == "qemu"
+
+    def __str__(self) -> str:
+        return f"qemu-{self.qemu} -cpu {self.cpu}" if self.kind == "qemu" else self.kind
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,10 @@ class TargetProfile:
     emulator: Emulator | None = None
     gpu: GpuInfo | None = None
     path: Path | None = None
+
+    def host(self) -> TargetProfile:
+        """The same device without its GPU."""
+        return replace(self, tvm=_cpu_table(self.tvm), gpu=None)
 
     @property
     def triple(self) -> str:

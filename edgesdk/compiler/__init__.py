@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgesdk.compiler import codegen, emit, link
+from edgesdk.compiler import codegen, cuda, device_code, emit, link
 from edgesdk.compiler.lower import lower
 from edgesdk.compiler.plan import Plan, make_plan
+from edgesdk.errors import CompileError
 from edgesdk.memory import release_memory
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import Coverage, Lookup, schedule_kernels
@@ -61,35 +62,32 @@ def compile_model(
 
     toolchain = load_toolchain(profile.toolchain)
     toolchain.require(profile.machine)
-    target = tvm.target.Target(profile.tvm)
+    if profile.gpu is not None:
+        cuda.require_compiler(profile.gpu)
     progress("lowering")
-    with target:
+    with tvm.target.Target(profile.tvm):
         module = lower(model.take_module(), profile)
     release_memory()
-    progress("planning memory")
-    plan = make_plan(module)
     kernels = {
-        name: module[name]
-        for name in sorted({s.kernel for s in plan.steps if s.kernel is not None})
+        gv.name_hint: function
+        for gv, function in module.functions.items()
+        if isinstance(function, tvm.tirx.PrimFunc)
     }
-    del module
-    release_memory()
+    symbols = {name: _symbol(name, index) for index, name in enumerate(sorted(kernels))}
     progress(f"scheduling {len(kernels)} kernels")
-    scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup)
+    code = _generate(kernels, symbols, profile, lookup=lookup, build=build, progress=progress)
+    progress("planning memory")
+    plan = make_plan(module, on_device=code.on_device)
+    del module, kernels
+    release_memory()
     build_id = name_build()
-    progress(f"generating code for {len(kernels)} kernels")
-    symbols = {name: _symbol(name, index) for index, name in enumerate(kernels)}
-    kernel_object = build / "kernels.o"
-    if scheduled:
-        codegen.write_object(
-            {symbols[name]: function for name, function in scheduled.items()}, target, kernel_object
-        )
-        codegen.check_symbols(kernel_object)
     progress("linking")
-    library = build / f"lib{model.name}.so"
-    source = _write_sources(model, plan, symbols, profile, build=build, build_id=build_id)
+    library = build / toolchain.object_format.library.format(model.name)
+    source = _write_sources(
+        model, plan, symbols, profile, images=code.images, build=build, build_id=build_id
+    )
     link.link_library(
-        objects=[kernel_object] if scheduled else [],
+        objects=code.objects,
         model_source=source,
         toolchain=toolchain,
         output=library,
@@ -103,12 +101,101 @@ def compile_model(
         header=emit.model_header(model.name, inputs=inputs, outputs=outputs),
         build_id=build_id,
         toolchain=toolchain,
-        coverage=coverage,
+        coverage=code.coverage,
         weights_bytes=plan.weights_bytes,
         arena_bytes=plan.arena_bytes,
         activations_bytes=plan.activations_bytes,
         num_kernel_calls=sum(s.kernel is not None for s in plan.steps),
     )
+
+
+@dataclass(frozen=True)
+class _Code:
+    """What came out of the kernels: objects for the CPU, images and launches for the GPU."""
+
+    coverage: Coverage
+    objects: list[Path]
+    on_device: dict[str, device_code.DeviceKernel]
+    images: emit.DeviceImages | None = None
+
+
+def _generate(
+    kernels: dict[str, Any],
+    symbols: dict[str, str],
+    profile: TargetProfile,
+    *,
+    lookup: Lookup | None,
+    build: Path,
+    progress: Callable[[str], None],
+) -> _Code:
+    """Schedules `kernels` and generates code for the processor that each runs on."""
+    import tvm
+
+    if profile.gpu is None:
+        scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup)
+        progress(f"generating code for {len(kernels)} kernels")
+        target = tvm.target.Target(profile.tvm)
+        return _Code(coverage, _write_kernels(scheduled, symbols, target, build), {})
+    scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup)
+    progress(f"generating code for {len(kernels)} kernels")
+    code, refused = _device_code(scheduled, symbols, tvm.target.Target(profile.tvm))
+    objects: list[Path] = []
+    if refused:
+        host = profile.host()
+        rest, host_coverage = schedule_kernels({n: kernels[n] for n in refused}, host)
+        objects = _write_kernels(rest, symbols, tvm.target.Target(host.tvm), build)
+        coverage = _merged(coverage, host_coverage, refused)
+    images = None
+    if code.kernels:
+        progress(f"compiling {len(code.kernels)} kernels for the GPU")
+        images = emit.DeviceImages(profile.gpu.api, cuda.compile_images(code.source, profile.gpu))
+    on_device = {name: code.kernels[symbols[name]] for name in scheduled if name not in refused}
+    return _Code(coverage, objects, on_device, images)
+
+
+def _merged(gpu: Coverage, cpu: Coverage, refused: dict[str, str]) -> Coverage:
+    """The coverage of kernels on both processors; rungs of the CPU are called "cpu RUNG"."""
+    rungs = {r: tuple(n for n in names if n not in refused) for r, names in gpu.rungs.items()}
+    rungs |= {f"cpu {rung}": names for rung, names in cpu.rungs.items()}
+    reasons = tuple(f"{name}: gpu: {reason}" for name, reason in refused.items())
+    return Coverage(
+        {rung: names for rung, names in rungs.items() if names},
+        (*gpu.problems, *reasons, *cpu.problems),
+    )
+
+
+def _device_code(
+    scheduled: dict[str, Any], symbols: dict[str, str], target: Any
+) -> tuple[device_code.DeviceCode, dict[str, str]]:
+    """The device code of `scheduled`, and of those that have none the reason."""
+    named = {symbols[name]: function for name, function in scheduled.items()}
+    try:
+        return device_code.generate(named, target), {}
+    except CompileError:
+        pass  # at least one is to blame
+    refused = {}
+    for name, function in scheduled.items():
+        try:
+            device_code.generate({symbols[name]: function}, target)
+        except CompileError as error:
+            refused[name] = error.message
+            del named[symbols[name]]
+    if not named:
+        return device_code.DeviceCode("", {}), refused
+    return device_code.generate(named, target), refused
+
+
+def _write_kernels(
+    scheduled: dict[str, Any], symbols: dict[str, str], target: Any, build: Path
+) -> list[Path]:
+    """Compiles kernels for the CPU; the list is empty if there are none."""
+    if not scheduled:
+        return []
+    path = build / "kernels.o"
+    functions = {symbols[name]: function for name, function in scheduled.items()}
+    codegen.write_object(functions, target, path)
+    codegen.check_symbols(path)
+    return [path]
 
 
 def _write_sources(
@@ -117,6 +204,7 @@ def _write_sources(
     symbols: dict[str, str],
     profile: TargetProfile,
     *,
+    images: emit.DeviceImages | None,
     build: Path,
     build_id: str,
 ) -> Path:
@@ -124,7 +212,7 @@ def _write_sources(
 
     inputs, outputs = _ports(model)
     weights_file = build / "weights.bin"
-    emit.write_weights(plan, weights_file)
+    emit.write_weights(plan, weights_file, images)
     layers = tuple(step.kernel or "copy" for step in plan.steps)
     steps = tuple(
         dataclasses.replace(step, kernel=symbols[step.kernel]) if step.kernel else step
@@ -142,6 +230,7 @@ def _write_sources(
             outputs=outputs,
             layers=layers,
             weights_file=weights_file,
+            device=images,
         ),
         encoding="utf-8",
     )

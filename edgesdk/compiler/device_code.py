@@ -21,7 +21,8 @@ _AXES = ("x", "y", "z")
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a GPU function. `grid` and `block` count x, y, z; bytes of dynamic shared memory.
+    """One launch of a GPU function. `grid` and `block` count x, y, z; `shared_bytes` is dynamic
+    shared memory.
 
     `args` numbers the tensors whose addresses it takes: first the kernel's parameters in order,
     then its workspaces.

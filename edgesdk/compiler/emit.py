@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgesdk.compiler.plan import Plan, PlanTensor, size_of
+from edgesdk.compiler.cuda import Image
+from edgesdk.compiler.device_code import Launch
+from edgesdk.compiler.plan import ALIGNMENT, Plan, PlanTensor, size_of
 
 # edgesdk_dtype in edgesdk_model.h
 _DTYPES = {
@@ -30,7 +32,14 @@ _STORAGE = {
     "output": "kEdgertOutput",
     "weight": "kEdgertWeight",
     "arena": "kEdgertArena",
+    "device_input": "kEdgertDeviceInput",
+    "device_output": "kEdgertDeviceOutput",
+    "device_weight": "kEdgertDeviceWeight",
+    "device_arena": "kEdgertDeviceArena",
 }
+_IMAGE_FORMATS = {"cubin": "kEdgertCubin", "ptx": "kEdgertPtx"}
+# The driver that runs device code -> what edgert calls it.
+_ACCELERATORS = {"cuda": "edgert_cuda"}
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,19 @@ class Port:
     dtype: str
 
 
-def write_weights(plan: Plan, path: Path) -> None:
-    """Writes the constants at their offsets, one at a time: none is copied as a whole in memory."""
+@dataclass(frozen=True)
+class DeviceImages:
+    """Code of the accelerator in all its forms; `api` names the driver ("cuda")."""
+
+    api: str
+    images: tuple[Image, ...]
+
+
+def write_weights(plan: Plan, path: Path, device: DeviceImages | None = None) -> None:
+    """Writes the constants at their offsets, one at a time: none is copied as a whole in memory.
+
+    The images of `device` follow them, see `_image_offsets`.
+    """
     import numpy as np
 
     with path.open("wb") as file:
@@ -52,6 +72,20 @@ def write_weights(plan: Plan, path: Path) -> None:
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         # An empty section would have no address.
         file.write(b"\0" * (max(plan.weights_bytes, 64) - file.tell()))
+        if device is not None:
+            for image, offset in zip(device.images, _image_offsets(plan, device), strict=True):
+                file.write(b"\0" * (offset - file.tell()))
+                file.write(image.data)
+
+
+def _image_offsets(plan: Plan, device: DeviceImages) -> list[int]:
+    """Bytes from the start of the weights: a library has one block of constants."""
+    offsets = []
+    end = max(plan.weights_bytes, 64)
+    for image in device.images:
+        offsets.append(-(-end // ALIGNMENT) * ALIGNMENT)
+        end = offsets[-1] + len(image.data)
+    return offsets
 
 
 def model_source(
@@ -65,6 +99,7 @@ def model_source(
     outputs: Sequence[Port],
     layers: Sequence[str],
     weights_file: Path,
+    device: DeviceImages | None = None,
 ) -> str:
     """Returns the C++ source that defines `edgert_model_plan` and `edgesdk_open_NAME`.
 
@@ -74,37 +109,36 @@ def model_source(
     tensors = [_tensor(t, shapes) for t in plan.tensors]
     input_ports = [_port(p, shapes) for p in inputs]
     output_ports = [_port(p, shapes) for p in outputs]
-    kernels = sorted({s.kernel for s in plan.steps if s.kernel is not None})
+    kernels = sorted({s.kernel for s in plan.steps if s.kernel is not None and s.launch is None})
     arguments: list[str] = []
     steps = []
+    launches: list[str] = []
     for step, layer in zip(plan.steps, layers, strict=True):
-        kernel = f"__tvm_ffi_{step.kernel}" if step.kernel else "nullptr"
+        kernel = f"__tvm_ffi_{step.kernel}" if step.kernel and not step.launch else "nullptr"
+        function = step.launch.function if step.launch else step.kernel or "copy"
+        launch = f", launches + {len(launches)}" if step.launch else ""
         steps.append(
-            f"{{{kernel}, {_c_string(step.kernel or 'copy')}, {_c_string(layer)}, "
-            f"arguments + {len(arguments)}, {len(step.args)}}}"
+            f"{{{kernel}, {_c_string(function)}, {_c_string(layer)}, "
+            f"arguments + {len(arguments)}, {len(step.args)}{launch}}}"
         )
         arguments += [str(a) for a in step.args]
+        if step.launch:
+            launches.append(_launch(step.launch))
     features = [*(_c_string(f) for f in cpu_features), "nullptr"]
     # Some compilers refuse arrays of no elements, and a network may well have no steps.
     return f"""\
 // Written by edgesdk for model {_comment(name)}, target {_comment(target)}. Do not edit.
+{"" if device is None else '#include "accelerator.h"'}
 #include "plan.h"
+#include "weights.h"
 
 extern "C" {{
 
 {_lines(f"int __tvm_ffi_{k}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);" for k in kernels)}
-extern const uint8_t edgert_weights[] __attribute__((visibility("hidden")));
 
 }}  // extern "C"
 
-__asm__(
-    ".section .rodata.edgert_weights,\\"a\\"\\n"
-    ".balign 64\\n"
-    ".globl edgert_weights\\n"
-    ".hidden edgert_weights\\n"
-    "edgert_weights:\\n"
-    ".incbin {_asm_string(weights_file)}\\n"
-    ".text\\n");
+EDGERT_WEIGHTS("{_asm_string(weights_file)}");
 
 namespace {{
 
@@ -115,6 +149,7 @@ const edgert_tensor tensors[] = {{
 
 const uint32_t arguments[] = {{{", ".join([*arguments, "0"])}}};
 
+{_device_tables(plan, launches, device)}
 const edgert_step steps[] = {{
 {_lines(f"    {s}," for s in [*steps, "{}"])}
 }};
@@ -149,7 +184,7 @@ const edgert_plan edgert_model_plan = {{
     edgert_weights,
     {plan.weights_bytes}u,
     {plan.arena_bytes}u,
-}};
+{_device_fields(plan, device)}}};
 
 EDGESDK_API edgesdk_status edgesdk_open_{name}(uint32_t abi_version,
                                                const edgesdk_options* options,
@@ -194,6 +229,41 @@ edgesdk_status edgesdk_open_{name}(uint32_t abi_version, const edgesdk_options* 
 #endif /* {guard} */
 """
     )
+
+
+def _launch(launch: Launch) -> str:
+    grid, block = (", ".join(str(n) for n in sizes) for sizes in (launch.grid, launch.block))
+    return f"{{{_c_string(launch.function)}, {{{grid}}}, {{{block}}}, {launch.shared_bytes}u}}"
+
+
+def _device_tables(plan: Plan, launches: Sequence[str], device: DeviceImages | None) -> str:
+    if device is None:
+        return ""
+    images = [
+        f"{{{_IMAGE_FORMATS[image.format]}, {image.architecture}u, edgert_weights + {offset}u, "
+        f"{len(image.data)}u}}"
+        for image, offset in zip(device.images, _image_offsets(plan, device), strict=True)
+    ]
+    return f"""\
+const edgert_launch launches[] = {{
+{_lines(f"    {launch}," for launch in [*launches, "{}"])}
+}};
+
+const edgert_image images[] = {{
+{_lines(f"    {i}," for i in [*images, "{}"])}
+}};
+"""
+
+
+def _device_fields(plan: Plan, device: DeviceImages | None) -> str:
+    if device is None:
+        return ""
+    return f"""\
+    &{_ACCELERATORS[device.api]},
+    images,
+    {len(device.images)}u,
+    {plan.device_arena_bytes}u,
+"""
 
 
 class _Shapes:

@@ -2,14 +2,18 @@
 
 `make_plan` reads the straight-line `main` that `lower.py` leaves, gives every intermediate tensor a
 place in one arena, and collects the constants. `emit.py` writes the result down for the device.
+
+Where an accelerator runs some of the kernels, tensors have a side, the CPU's or the accelerator's,
+each with an arena of its own. A tensor that is needed on the other side is copied there once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from edgesdk.compiler.device_code import DeviceKernel, Launch
 from edgesdk.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -20,7 +24,8 @@ ALIGNMENT = 64  # what TVM's generated code assumes of every tensor
 
 @dataclass(frozen=True)
 class PlanTensor:
-    """A view of storage. `storage` is "input", "output", "weight" or "arena".
+    """A view of storage. `storage` is "input", "output", "weight" or "arena", or one of these with
+    "device_" before it.
 
     `index` numbers inputs and outputs; `offset` is in bytes from the start of the storage.
     """
@@ -37,11 +42,13 @@ class PlanTensor:
 class Step:
     """One kernel call; `kernel` None is a copy from `args[0]` to `args[1]`.
 
-    `args` are indices into Plan.tensors: inputs first, then outputs.
+    `args` are indices into Plan.tensors: inputs first, then outputs. With `launch` the step is a
+    launch that is part of `kernel`, and `args` are what the launch takes.
     """
 
     kernel: str | None
     args: tuple[int, ...]
+    launch: Launch | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Plan:
     weights_bytes: int
     arena_bytes: int
     activations_bytes: int  # sum of all intermediate tensors: what a plan without reuse would need
+    device_arena_bytes: int = 0
 
 
 @dataclass
@@ -72,6 +80,7 @@ class _Buffer:
     size_bytes: int
     index: int = 0
     constant: Any = None
+    on_device: bool = False
     first_step: int = -1
     last_step: int = -1
     offset: int = 0
@@ -83,6 +92,7 @@ class _Builder:
     # By the handle of the Relax variable: comparing variables with == builds an expression.
     values: dict[int, Any] = field(default_factory=dict)
     calls: list[tuple[str | None, list[_Value]]] = field(default_factory=list)
+    num_outputs: list[int] = field(default_factory=list)  # of each call: its last arguments
     constants: dict[tuple[str, tuple[int, ...], bytes], int] = field(default_factory=dict)
 
     def new_buffer(self, storage: str, size_bytes: int, **kwargs: Any) -> int:
@@ -90,9 +100,10 @@ class _Builder:
         return len(self.buffers) - 1
 
 
-def make_plan(module: Any) -> Plan:
+def make_plan(module: Any, *, on_device: Mapping[str, DeviceKernel] | None = None) -> Plan:
     """Returns the plan of `module["main"]`, a Relax function of kernel calls with static shapes.
 
+    `on_device` are the kernels that the accelerator runs, by name; all others run on the CPU.
     Raises UnsupportedModelError if something is left that a flat plan cannot express.
     """
     builder = _Builder()
@@ -106,7 +117,9 @@ def make_plan(module: Any) -> Plan:
             builder.values[binding.var.id_] = _read_binding(builder, binding)
     results = _resolve(builder, function.body.body)
     _place_outputs(builder, results if isinstance(results, tuple) else (results,))
-    return _finish(builder)
+    kernels = on_device or {}
+    _choose_sides(builder, kernels)
+    return _launched(_finish(builder), kernels)
 
 
 def size_of(shape: Sequence[int], dtype: str) -> int:
@@ -182,16 +195,8 @@ def _read_kernel_call(builder: _Builder, call: Any) -> Any:
         buffer = builder.new_buffer("arena", size_of(shape, dtype))
         outputs.append(_Value(buffer, shape, dtype))
     builder.calls.append((kernel, arguments + outputs))
-    step = len(builder.calls) - 1
-    for value in arguments + outputs:
-        _touch(builder.buffers[value.buffer], step)
+    builder.num_outputs.append(len(outputs))
     return tuple(outputs) if many else outputs[0]
-
-
-def _touch(buffer: _Buffer, step: int) -> None:
-    if buffer.first_step < 0:
-        buffer.first_step = step
-    buffer.last_step = step
 
 
 def _resolve(builder: _Builder, expr: Any) -> Any:
@@ -240,18 +245,90 @@ def _place_outputs(builder: _Builder, results: Sequence[_Value]) -> None:
             continue
         copy = builder.new_buffer("output", buffer.size_bytes, index=index)
         builder.calls.append((None, [value, _Value(copy, value.shape, value.dtype)]))
-        step = len(builder.calls) - 1
-        _touch(buffer, step)
-        _touch(builder.buffers[copy], step)
+        builder.num_outputs.append(1)
+
+
+def _choose_sides(builder: _Builder, kernels: Mapping[str, DeviceKernel]) -> None:
+    """Gives each buffer the side of the kernel that writes it, and inserts copies for readers on
+    the other side. Inputs and constants are there on both sides."""
+    calls: list[tuple[str | None, list[_Value]]] = []
+    twins: dict[tuple[int, bool], int] = {}  # (buffer, side) -> the buffer with the same content
+
+    def on_side(value: _Value, side: bool) -> _Value:
+        buffer = builder.buffers[value.buffer]
+        if buffer.on_device == side:
+            return value
+        key = (value.buffer, side)
+        if key not in twins:
+            if buffer.storage in ("input", "weight"):
+                twin = replace(buffer, on_device=side)
+                builder.buffers.append(twin)
+                twins[key] = len(builder.buffers) - 1
+            else:
+                twins[key] = builder.new_buffer("arena", buffer.size_bytes, on_device=side)
+                calls.append((None, [value, _Value(twins[key], value.shape, value.dtype)]))
+        return _Value(twins[key], value.shape, value.dtype)
+
+    for (kernel, values), outputs in zip(builder.calls, builder.num_outputs, strict=True):
+        inputs, results = values[:-outputs], values[-outputs:]
+        side = kernel in kernels
+        if kernel is None and kernels:  # a copy stays on the side where its source is
+            side = builder.buffers[inputs[0].buffer].on_device
+        moved = [on_side(value, side) for value in inputs]
+        for value in results:
+            builder.buffers[value.buffer].on_device = side
+        calls.append((kernel, moved + results))
+    builder.calls = calls
+    for step, (_, values) in enumerate(calls):
+        for value in values:
+            buffer = builder.buffers[value.buffer]
+            buffer.first_step = step if buffer.first_step < 0 else buffer.first_step
+            buffer.last_step = step
+
+
+def _launched(plan: Plan, kernels: Mapping[str, DeviceKernel]) -> Plan:
+    """`plan` with each call of a device kernel as the launches it consists of.
+
+    Scratch memory between launches follows the device's arena; calls use it one after the other.
+    """
+    tensors, steps = list(plan.tensors), []
+    scratch_bytes = 0
+    for step in plan.steps:
+        kernel = kernels.get(step.kernel) if step.kernel is not None else None
+        if kernel is None:
+            steps.append(step)
+            continue
+        arguments, end = list(step.args), plan.device_arena_bytes
+        for size_bytes in kernel.workspaces:
+            scratch = PlanTensor("device_arena", 0, end, (size_bytes,), "uint8", size_bytes)
+            arguments.append(len(tensors))
+            tensors.append(scratch)
+            end = _align(end + size_bytes)
+        scratch_bytes = max(scratch_bytes, end - plan.device_arena_bytes)
+        for launch in kernel.launches:
+            args = tuple(arguments[a] for a in launch.args)
+            steps.append(Step(step.kernel, args, launch))
+    return replace(
+        plan,
+        tensors=tuple(tensors),
+        steps=tuple(steps),
+        device_arena_bytes=plan.device_arena_bytes + scratch_bytes,
+    )
 
 
 def _finish(builder: _Builder) -> Plan:
     arena = [b for b in builder.buffers if b.storage == "arena"]
-    arena_bytes = assign_offsets(arena)
+    arena_bytes = assign_offsets([b for b in arena if not b.on_device])
+    device_arena_bytes = assign_offsets([b for b in arena if b.on_device])
     used = {value.buffer for _, values in builder.calls for value in values}
-    weights = [b for i, b in enumerate(builder.buffers) if b.storage == "weight" and i in used]
+    weights: dict[int, _Buffer] = {}  # by the array, which both sides may read
     weights_bytes = 0
-    for buffer in weights:
+    for index, buffer in enumerate(builder.buffers):
+        if buffer.storage != "weight" or index not in used:
+            continue
+        if (first := weights.setdefault(id(buffer.constant), buffer)) is not buffer:
+            buffer.offset = first.offset
+            continue
         buffer.offset = weights_bytes
         weights_bytes = _align(weights_bytes + buffer.size_bytes)
     tensors: dict[PlanTensor, int] = {}
@@ -261,7 +338,7 @@ def _finish(builder: _Builder) -> Plan:
         for value in values:
             buffer = builder.buffers[value.buffer]
             tensor = PlanTensor(
-                storage=buffer.storage,
+                storage=f"device_{buffer.storage}" if buffer.on_device else buffer.storage,
                 index=buffer.index,
                 offset=buffer.offset,
                 shape=value.shape,
@@ -273,11 +350,12 @@ def _finish(builder: _Builder) -> Plan:
     return Plan(
         tensors=tuple(tensors),
         steps=tuple(steps),
-        weights=tuple(b.constant for b in weights),
-        weight_offsets=tuple(b.offset for b in weights),
+        weights=tuple(b.constant for b in weights.values()),
+        weight_offsets=tuple(b.offset for b in weights.values()),
         weights_bytes=weights_bytes,
         arena_bytes=arena_bytes,
         activations_bytes=sum(_align(b.size_bytes) for b in arena),
+        device_arena_bytes=device_arena_bytes,
     )
 
 

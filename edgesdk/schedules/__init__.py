@@ -12,17 +12,20 @@ from typing import Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8, generic, pool, winograd
+from edgesdk.schedules.gpu import gemm
+from edgesdk.schedules.gpu import generic as gpu_generic
 from edgesdk.schedules.template import Knobs, Space, Template
 
 Candidate = dict[str, Any]
 # Finds a tuned candidate for a kernel: (candidate, name of the rung), or None.
 Lookup = Callable[[Any], "tuple[Candidate, str] | None"]
 
-_TEMPLATES: dict[str, Template] = {
+_CPU_TEMPLATES: dict[str, Template] = {
     template.name: template
     for module in (conv2d, conv2d_int8, dense, dense_int8, pool, winograd)
     for template in module.TEMPLATES
 }
+_GPU_TEMPLATES: dict[str, Template] = {template.name: template for template in gemm.TEMPLATES}
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class KernelSpace:
 def schedule_kernels(
     kernels: dict[str, Any], profile: TargetProfile, *, lookup: Lookup | None = None
 ) -> tuple[dict[str, Any], Coverage]:
-    """Schedules each PrimFunc of `kernels` for the CPU of `profile`. Never fails: a kernel that no
-    rung takes keeps its plain loops, and the coverage says so."""
+    """Schedules each PrimFunc of `kernels` for `profile`. Never fails: a kernel that no rung takes
+    keeps its plain loops, and the coverage says so."""
     scheduled: dict[str, Any] = {}
     rungs: dict[str, list[str]] = {}
     problems: list[str] = []
@@ -74,10 +77,11 @@ def kernel_space(function: Any, profile: TargetProfile) -> KernelSpace:
 
     Raises ValueError, or TVM's ScheduleError, if no rung with knobs takes the kernel.
     """
-    found = _find_template(function)
+    found = _find_template(function, profile)
     if found is None:
+        rung = _generic(profile)
         return KernelSpace(
-            generic.NAME, generic.space(function, profile), generic.default(function, profile)
+            rung.NAME, rung.space(function, profile), rung.default(function, profile)
         )
     template, sch, block = found
     return KernelSpace(
@@ -91,9 +95,10 @@ def apply_candidate(function: Any, profile: TargetProfile, candidate: Candidate)
     Raises ValueError or TVM's ScheduleError if it does not fit the kernel.
     """
     knobs = candidate["knobs"]
-    if candidate["template"] == generic.NAME:
-        return generic.schedule(function, profile, knobs)
-    found = _find_template(function)
+    rung = _generic(profile)
+    if candidate["template"] == rung.NAME:
+        return rung.schedule(function, profile, knobs)
+    found = _find_template(function, profile)
     if found is None or found[0].name != candidate["template"]:
         raise ValueError(f"the kernel is none for the template {candidate['template']!r}")
     template, sch, block = found
@@ -124,20 +129,27 @@ def _climb(
                     continue
                 candidate, rung_name = found
             elif rung == "template":
-                if _find_template(function) is None:
+                if _find_template(function, profile) is None:
                     continue
                 space = kernel_space(function, profile)
                 candidate, rung_name = space.candidate(space.default), rung
             else:
-                knobs = generic.default(function, profile)
-                candidate, rung_name = {"template": generic.NAME, "knobs": knobs}, rung
+                fallback = _generic(profile)
+                knobs = fallback.default(function, profile)
+                candidate, rung_name = {"template": fallback.NAME, "knobs": knobs}, rung
             return apply_candidate(function, profile, candidate), rung_name, reasons
         except Exception as error:  # TVM raises many types, with pages of rendered IR
             reasons.append(f"{rung}: {_reason(error)}")
+    if profile.gpu is not None:
+        function = gpu_generic.schedule_plain(function)
     return function, "plain", reasons
 
 
-def _find_template(function: Any) -> tuple[Template, Any, Any] | None:
+def _generic(profile: TargetProfile) -> Any:
+    return generic if profile.gpu is None else gpu_generic
+
+
+def _find_template(function: Any, profile: TargetProfile) -> tuple[Template, Any, Any] | None:
     """The template of `function`, with a fresh schedule and the block that carries its name.
 
     Raises ValueError for a kernel with two such blocks.
@@ -146,11 +158,12 @@ def _find_template(function: Any) -> tuple[Template, Any, Any] | None:
     from tvm.s_tir import Schedule
 
     sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+    templates = _CPU_TEMPLATES if profile.gpu is None else _GPU_TEMPLATES
     found = []
     for child in sch.get_child_blocks(sch.get_sblock("root")):
         name = sch.get(child).annotations.get("edgesdk.template")
-        if name is not None:
-            found.append((_TEMPLATES[str(name)], sch, child))
+        if name is not None and str(name) in templates:
+            found.append((templates[str(name)], sch, child))
     if len(found) > 1:
         raise ValueError("two template blocks in one kernel")
     return found[0] if found else None

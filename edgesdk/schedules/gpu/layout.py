@@ -25,10 +25,10 @@ class GpuRewriter(Rewriter):
         self.block = gemm.VECTOR
 
     def _conv2d(self, call: Any) -> LayoutTensor | None:
-        config = self._conv2d_config(call)
-        if config is None:
+        config, weight = self._conv2d_config(call), constant_of(self._get(call.args[1]).plain)
+        if config is None or weight is None:
             return None
-        data, weight = self._get(call.args[0]), constant_of(self._get(call.args[1]).plain)
+        data = self._get(call.args[0])
         if config.kind == "split groups":
             return self._split_groups(data, weight, config, data.dtype)
         plain = config.kind == "direct" and data.blocked is None and data.shape[1] < self.block
