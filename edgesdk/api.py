@@ -149,7 +149,7 @@ def _fill(
         target=profile.name,
         description=profile.description,
         library=f"lib/{compiled.library.name}",
-        launcher="bin/edgesdk-run",
+        launcher=f"bin/{compiled.launcher.name}",
         contract=ContractInfo(
             os=contract.os,
             machine=contract.machine,

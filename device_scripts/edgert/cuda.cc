@@ -94,14 +94,26 @@ edgesdk_status Fail(edgert_device* device, edgesdk_status status, const char* fo
   return status;
 }
 
-// Errors that a kernel leaves behind: every later call of the context gets them, too.
+// Errors that stay: every later call of the context gets them, too. The manual says of each that
+// "the process must be terminated and relaunched"; 709 is a context that is gone.
 bool IsSticky(Result result) {
-  constexpr Result kFirstOfKernels = 700;
-  constexpr Result kLastOfKernels = 719;
-  constexpr Result kEccUncorrectable = 214;
-  constexpr Result kUnknown = 999;
-  return (result >= kFirstOfKernels && result <= kLastOfKernels) || result == kEccUncorrectable ||
-         result == kUnknown;
+  switch (result) {
+    case 214:  // CUDA_ERROR_ECC_UNCORRECTABLE
+    case 700:  // CUDA_ERROR_ILLEGAL_ADDRESS
+    case 702:  // CUDA_ERROR_LAUNCH_TIMEOUT
+    case 709:  // CUDA_ERROR_CONTEXT_IS_DESTROYED
+    case 710:  // CUDA_ERROR_ASSERT
+    case 714:  // CUDA_ERROR_HARDWARE_STACK_ERROR
+    case 715:  // CUDA_ERROR_ILLEGAL_INSTRUCTION
+    case 716:  // CUDA_ERROR_MISALIGNED_ADDRESS
+    case 717:  // CUDA_ERROR_INVALID_ADDRESS_SPACE
+    case 718:  // CUDA_ERROR_INVALID_PC
+    case 719:  // CUDA_ERROR_LAUNCH_FAILED
+    case 999:  // CUDA_ERROR_UNKNOWN
+      return true;
+    default:
+      return false;
+  }
 }
 
 edgesdk_status FailWith(edgert_device* device, Result result, const char* what) {
@@ -336,7 +348,10 @@ void* AllocateHost(edgert_device* device, uint64_t bytes) {
   } else if (bytes <= SIZE_MAX) {
     CurrentContext current(*device->program);
     size_t size = bytes == 0 ? kAlignment : static_cast<size_t>(bytes);
-    Result result = TheDriver().MemHostAlloc(&memory, size, kMemHostAllocPortable);
+    Result result = current.result();
+    if (result == kSuccess) {
+      result = TheDriver().MemHostAlloc(&memory, size, kMemHostAllocPortable);
+    }
     if (result != kSuccess) memory = nullptr;
   }
   if (memory == nullptr) {
@@ -546,7 +561,8 @@ edgesdk_status ReadTimes(edgert_device* device) {
 
 edgesdk_status Wait(edgert_device* device) {
   CurrentContext current(*device->program);
-  Result result = TheDriver().StreamSynchronize(device->stream);
+  Result result = current.result();
+  if (result == kSuccess) result = TheDriver().StreamSynchronize(device->stream);
   if (result != kSuccess) {
     device->lost = true;
     char reason[256];

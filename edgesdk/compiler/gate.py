@@ -114,14 +114,20 @@ def run_launcher(
 
 def _runner(profile: TargetProfile, toolchain: Toolchain) -> tuple[str, ...] | None:
     """What to put before a command; None if the target's code cannot run here."""
+    if profile.gpu is not None:
+        from edgesdk.host import require_gpu
+
+        require_gpu(profile.gpu)
+    cpu_fits = False
     if profile.machine == machine_of(platform.machine()):
         from edgesdk.host import detect_host
         from edgesdk.profiles import missing_cpu_features
 
         host = detect_host()
-        if not missing_cpu_features(profile.contract.cpu_features, host.cpu_features):
+        cpu_fits = not missing_cpu_features(profile.contract.cpu_features, host.cpu_features)
+        if cpu_fits and profile.contract.os == host.contract.os:
             return ()
-    if profile.emulator is None:
+    if profile.emulator is None or not (cpu_fits or profile.emulator.emulates_cpu):
         return None
     return emulator_command(profile, toolchain)
 

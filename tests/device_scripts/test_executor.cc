@@ -11,6 +11,7 @@
 #include "kernel_error.h"
 #include "plan.h"
 #include "platform.h"
+#include "test_plan.h"
 
 extern "C" {
 void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* text);
@@ -22,49 +23,6 @@ extern int (*__TVMBackendFreeWorkspace)(int, int, void*);
 namespace {
 
 using edgert::Executor;
-
-const int64_t kFour[] = {4};
-const int64_t kTwoByTwo[] = {2, 2};
-const int64_t kNone[] = {0, 3};
-const char* const kNoFeatures[] = {nullptr};
-
-// A plan and what it points to.
-struct TestPlan {
-  std::vector<edgert_port> inputs;
-  std::vector<edgert_port> outputs;
-  std::vector<edgert_tensor> tensors;
-  std::vector<edgert_step> steps;
-  std::vector<std::vector<uint32_t>> args;
-  alignas(64) unsigned char weights[128] = {0};
-  uint64_t arena_bytes = 0;
-  edgert_plan plan;
-
-  // A step's arguments must not move: give all steps before the first use.
-  void Step(TVMFFISafeCallType kernel, const char* name, std::vector<uint32_t> indices) {
-    args.push_back(std::move(indices));
-    steps.push_back({kernel, name, name, nullptr, static_cast<uint32_t>(args.back().size())});
-  }
-
-  const edgert_plan& Finish() {
-    for (size_t i = 0; i < steps.size(); ++i) steps[i].args = args[i].data();
-    plan = edgert_plan{"plan",
-                       "test",
-                       "id",
-                       kNoFeatures,
-                       inputs.data(),
-                       outputs.data(),
-                       tensors.data(),
-                       steps.data(),
-                       static_cast<uint32_t>(inputs.size()),
-                       static_cast<uint32_t>(outputs.size()),
-                       static_cast<uint32_t>(tensors.size()),
-                       static_cast<uint32_t>(steps.size()),
-                       weights,
-                       sizeof(weights),
-                       arena_bytes};
-    return plan;
-  }
-};
 
 Executor* Create(const edgert_plan& plan, edgesdk_status wanted) {
   Executor* executor = nullptr;

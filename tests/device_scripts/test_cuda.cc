@@ -1,0 +1,1024 @@
+// edgert on a GPU, with a stand-in for the driver (fake_cuda/): values, what is copied and what is
+// not, recorded graphs, and every way to fail. The same tests run with a stand-in of old drivers.
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "accelerator.h"
+#include "check.h"
+#include "executor.h"
+#include "fake_cuda/fake_cuda.h"
+#include "plan.h"
+#include "test_plan.h"
+
+namespace {
+
+using edgert::Executor;
+
+#if defined(FAKE_CUDA_OLD)
+constexpr bool kHasGraphs = false;
+#else
+constexpr bool kHasGraphs = true;
+#endif
+
+constexpr uint64_t kBytes = 16;  // four int32, as all tensors here
+
+int32_t* Values(const FakeLaunch& launch, uint32_t argument) {
+  return static_cast<int32_t*>(fake_cuda_host(launch.arguments[argument], kBytes));
+}
+
+// out[i] = a[i] + b[i]
+int AddKernel(const FakeLaunch& launch) {
+  const int32_t* a = Values(launch, 0);
+  const int32_t* b = Values(launch, 1);
+  int32_t* out = Values(launch, 2);
+  if (a == nullptr || b == nullptr || out == nullptr) return 700;
+  for (int i = 0; i < 4; ++i) out[i] = a[i] + b[i];
+  return 0;
+}
+
+// out[i] = 2 a[i]
+int TwiceKernel(const FakeLaunch& launch) {
+  const int32_t* a = Values(launch, 0);
+  int32_t* out = Values(launch, 1);
+  if (a == nullptr || out == nullptr) return 700;
+  for (int i = 0; i < 4; ++i) out[i] = 2 * a[i];
+  return 0;
+}
+
+// Where it leaves what it was launched with.
+FakeLaunch last_shape;
+int ShapeKernel(const FakeLaunch& launch) {
+  last_shape = launch;
+  return 0;
+}
+
+int CrashKernel(const FakeLaunch&) { return 700; }
+
+constexpr char kCubin[] = "fake cubin sm_90\nadd\ntwice\nshape\ncrash\n";
+const edgert_image kImage = {kEdgertCubin, 90, reinterpret_cast<const uint8_t*>(kCubin),
+                             sizeof(kCubin)};
+
+const edgert_launch kAdd = {"add", {1, 1, 1}, {4, 1, 1}, 0};
+const edgert_launch kTwice = {"twice", {2, 1, 1}, {2, 1, 1}, 0};
+const edgert_launch kCrash = {"crash", {1, 1, 1}, {1, 1, 1}, 0};
+
+std::string FakeLibrary() {
+  Dl_info where;
+  dladdr(reinterpret_cast<void*>(fake_cuda_reset), &where);
+  return where.dli_fname;
+}
+
+// The world at the start of a test, and nothing left and nothing done wrong at its end.
+struct World {
+  World() {
+    fake_cuda_reset();
+    fake_cuda_register({"add", AddKernel, 3, 5000, 1024, 0});
+    fake_cuda_register({"twice", TwiceKernel, 2, 7000, 1024, 0});
+    fake_cuda_register({"shape", ShapeKernel, 0, 1, 256, 1024});
+    fake_cuda_register({"crash", CrashKernel, 0, 1, 1024, 0});
+    setenv("EDGESDK_CUDA_LIBRARY", FakeLibrary().c_str(), 1);
+    unsetenv("EDGESDK_CUDA_GRAPH");
+    unsetenv("EDGESDK_CUDA_SYNC");
+  }
+  ~World() {
+    CHECK_EQ(fake_cuda_live(), 0);
+    CHECK_TEXT(fake_cuda_faults(), "");
+  }
+};
+
+// Copies of any direction that were put into a stream or a recording.
+int Copies() {
+  return fake_cuda_calls("cuMemcpyHtoDAsync_v2") + fake_cuda_calls("cuMemcpyDtoHAsync_v2") +
+         fake_cuda_calls("cuMemcpyDtoDAsync_v2");
+}
+
+edgert_tensor Four(edgert_storage storage, uint32_t index, uint64_t offset) {
+  return {storage, kDLInt, 32, 1, index, offset, kBytes, kFour};
+}
+
+TestPlan DevicePlan() {
+  TestPlan test;
+  test.accelerator = &edgert_cuda;
+  test.images = {kImage};
+  test.device_arena_bytes = 128;
+  const int32_t weights[] = {100, 200, 300, 400};
+  memcpy(test.weights + 64, weights, sizeof(weights));
+  test.inputs = {{"x", EDGESDK_INT32, 1, kFour, kBytes}};
+  test.outputs = {{"y", EDGESDK_INT32, 1, kFour, kBytes}};
+  return test;
+}
+
+// y = 2 * (x + w), all on the GPU.
+std::unique_ptr<TestPlan> Simple() {
+  auto test = std::make_unique<TestPlan>(DevicePlan());
+  test->tensors = {Four(kEdgertDeviceInput, 0, 0), Four(kEdgertDeviceWeight, 0, 64),
+                   Four(kEdgertDeviceArena, 0, 64), Four(kEdgertDeviceOutput, 0, 0)};
+  test->Step(nullptr, "add_kernel", {0, 1, 2}, &kAdd);
+  test->Step(nullptr, "twice_kernel", {2, 3}, &kTwice);
+  test->Finish();
+  return test;
+}
+
+std::vector<int32_t> SimpleResult(const std::vector<int32_t>& x) {
+  return {2 * (x[0] + 100), 2 * (x[1] + 200), 2 * (x[2] + 300), 2 * (x[3] + 400)};
+}
+
+class Open {
+ public:
+  explicit Open(const TestPlan& test, edgert::DeviceOptions options = {}) {
+    status_ = Executor::Create(test.plan, 1, options, &executor_, error_, sizeof(error_));
+  }
+  ~Open() { Executor::Destroy(executor_); }
+  Open(const Open&) = delete;
+  Open& operator=(const Open&) = delete;
+  Executor* operator->() { return executor_; }
+  edgesdk_status status() const { return status_; }
+  std::string error() const { return error_; }
+
+ private:
+  Executor* executor_ = nullptr;
+  edgesdk_status status_;
+  char error_[edgert::kErrorBytes] = "";
+};
+
+std::string OpenError(const TestPlan& test, edgesdk_status wanted,
+                      edgert::DeviceOptions options = {}) {
+  Open model(test, options);
+  CHECK_EQ(model.status(), wanted);
+  return model.error();
+}
+
+void CheckValues(const void* data, const std::vector<int32_t>& wanted) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    CHECK_EQ(static_cast<const int32_t*>(data)[i], wanted[i]);
+  }
+}
+
+void CheckOutput(Open& model, const std::vector<int32_t>& wanted) {
+  const void* data = nullptr;
+  CHECK_EQ(model->GetOutput(0, &data, nullptr), EDGESDK_OK);
+  if (data != nullptr) CheckValues(data, wanted);
+}
+
+// Runs the model on x from the host and checks the output there.
+void CheckRun(Open& model, const std::vector<int32_t>& x, const std::vector<int32_t>& wanted) {
+  CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
+  edgesdk_status status = model->Run();
+  CHECK_EQ(status, EDGESDK_OK);
+  if (status != EDGESDK_OK) CHECK_TEXT(model->last_error(), "");
+  CheckOutput(model, wanted);
+}
+
+edgesdk_device_info InfoOf(Open& model) {
+  edgesdk_device_info info = {};
+  info.struct_size = sizeof(info);
+  CHECK_EQ(model->DeviceInfo(&info), EDGESDK_OK);
+  return info;
+}
+
+// The first test: later ones have a driver loaded.
+TEST(a_driver_that_cannot_be_loaded) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  setenv("EDGESDK_CUDA_LIBRARY", "/no/such/libcuda.so.1", 1);
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "no NVIDIA driver: cannot load /no/such/libcuda.so.1 (EDGESDK_CUDA_LIBRARY); install "
+             "the driver, or set EDGESDK_CUDA_LIBRARY to its library");
+  setenv("EDGESDK_CUDA_LIBRARY", "libm.so.6", 1);
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "the NVIDIA driver's library libm.so.6 has no cuInit: it is too old");
+  unsetenv("EDGESDK_CUDA_LIBRARY");
+  if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) {  // nothing to find on this machine
+    std::string reason = OpenError(*test, EDGESDK_ERROR_DEVICE);
+    CHECK_EQ(reason.rfind("no NVIDIA driver: cannot load libcuda.so.1", 0), 0u);
+  }
+}
+
+TEST(a_model_on_the_gpu) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  Open model(*test);
+  CHECK_TEXT(model.error(), "");
+  CHECK_EQ(model->Run(), EDGESDK_ERROR_INPUT_MISSING);
+  for (int32_t first : {1, -50, 7}) {
+    std::vector<int32_t> x = {first, 2, 3, 4};
+    CheckRun(model, x, SimpleResult(x));
+  }
+  // One copy of weights; then an upload, two kernels and a download, each recorded once.
+  int times = kHasGraphs ? 1 : 3;
+  CHECK_EQ(fake_cuda_calls("cuLaunchKernel"), 2 * times);
+  CHECK_EQ(Copies(), 1 + 2 * times);
+  CHECK_EQ(fake_cuda_calls("cuGraphLaunch"), kHasGraphs ? 3 : 0);
+}
+
+TEST(says_what_it_runs_on) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  Open model(*test);
+  edgesdk_device_info info = InfoOf(model);
+  CHECK_TEXT(info.kind, "cuda");
+  CHECK_TEXT(info.name, "Paper GPU");
+  CHECK_EQ(info.index, 0);
+  CHECK_EQ(info.compute_capability, 90);
+  CHECK_EQ(info.driver_version, 12040);
+  CHECK_EQ(info.code_architecture, 90);
+  CHECK_EQ(info.code_is_intermediate, 0);
+  CHECK_EQ(info.unified_memory, 0);
+  CHECK_EQ(info.memory_bytes, size_t{1} << 30);
+  CHECK_EQ(info.weights_bytes, 80u);
+  CHECK_EQ(info.activations_bytes, 128u);
+  CHECK_EQ(info.io_bytes, 32u);
+  CHECK_EQ(info.free_bytes, (size_t{1} << 30) - 80 - 128 - 32);
+  CHECK_EQ(info.replays, kHasGraphs ? 1 : 0);
+  CHECK_TEXT(info.replays_reason,
+             kHasGraphs ? "" : "this driver has no CUDA graphs: it is older than CUDA 10.1");
+  edgesdk_memory_info memory = model->Memory();
+  CHECK_EQ(memory.io_bytes, 32u);
+}
+
+TEST(the_launch_is_what_the_plan_says) {
+  World world;
+  TestPlan test = DevicePlan();
+  edgert_launch launch = {"shape", {3, 5, 7}, {32, 2, 4}, 1000};
+  test.Step(nullptr, "shape", {}, &launch);
+  test.inputs.clear();
+  test.outputs.clear();
+  test.Finish();
+  Open model(test);
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  for (int i = 0; i < 3; ++i) {
+    CHECK_EQ(last_shape.grid[i], launch.grid[i]);
+    CHECK_EQ(last_shape.block[i], launch.block[i]);
+  }
+  CHECK_EQ(last_shape.shared_bytes, 1000u);
+}
+
+// On the CPU: out[i] = a[i] + 1000.
+int AddThousand(void*, const TVMFFIAny* args, int32_t, TVMFFIAny*) {
+  const DLTensor* a = static_cast<const DLTensor*>(args[0].v_ptr);
+  const DLTensor* out = static_cast<const DLTensor*>(args[1].v_ptr);
+  if (a->device.device_type != kDLCPU || reinterpret_cast<uintptr_t>(a->data) % 64 != 0) return -1;
+  for (int i = 0; i < 4; ++i) {
+    static_cast<int32_t*>(out->data)[i] = static_cast<const int32_t*>(a->data)[i] + 1000;
+  }
+  return 0;
+}
+
+// y = 2 * (2 * (x + w) + 1000) + x: the middle on the CPU, which reads x, too.
+std::unique_ptr<TestPlan> Mixed() {
+  auto test = std::make_unique<TestPlan>(DevicePlan());
+  test->arena_bytes = 192;
+  test->device_arena_bytes = 256;
+  test->outputs.push_back({"z", EDGESDK_INT32, 1, kFour, kBytes});
+  test->tensors = {Four(kEdgertDeviceInput, 0, 0),   Four(kEdgertDeviceWeight, 0, 64),
+                   Four(kEdgertDeviceArena, 0, 0),   Four(kEdgertDeviceArena, 0, 64),
+                   Four(kEdgertArena, 0, 64),        Four(kEdgertArena, 0, 128),
+                   Four(kEdgertDeviceArena, 0, 128), Four(kEdgertDeviceArena, 0, 192),
+                   Four(kEdgertDeviceOutput, 0, 0),  Four(kEdgertInput, 0, 0),
+                   Four(kEdgertOutput, 1, 0)};
+  test->Step(AddThousand, "on_cpu_first", {9, 10});  // z = x + 1000
+  test->Step(nullptr, "add", {0, 1, 2}, &kAdd);
+  test->Step(nullptr, "twice", {2, 3}, &kTwice);
+  test->Step(nullptr, "copy", {3, 4});
+  test->Step(AddThousand, "on_cpu", {4, 5});
+  test->Step(nullptr, "copy", {5, 6});
+  test->Step(nullptr, "twice", {6, 7}, &kTwice);
+  test->Step(nullptr, "add", {7, 0, 8}, &kAdd);
+  test->Finish();
+  return test;
+}
+
+std::vector<int32_t> MixedResult(const std::vector<int32_t>& x) {
+  std::vector<int32_t> wanted = SimpleResult(x);
+  for (size_t i = 0; i < 4; ++i) wanted[i] = 2 * (wanted[i] + 1000) + x[i];
+  return wanted;
+}
+
+void CheckSecondOutput(Open& model, const std::vector<int32_t>& x) {
+  const void* data = nullptr;
+  CHECK_EQ(model->GetOutput(1, &data, nullptr), EDGESDK_OK);
+  CheckValues(data, {x[0] + 1000, x[1] + 1000, x[2] + 1000, x[3] + 1000});
+}
+
+TEST(steps_of_cpu_and_gpu_take_turns) {
+  World world;
+  std::unique_ptr<TestPlan> test = Mixed();
+  Open model(*test);
+  for (int32_t first : {1, -50, 7}) {
+    std::vector<int32_t> x = {first, 2, 3, 4};
+    CheckRun(model, x, MixedResult(x));
+    CheckSecondOutput(model, x);
+  }
+  CHECK_EQ(fake_cuda_calls("cuGraphLaunch"), kHasGraphs ? 6 : 0);
+}
+
+TEST(a_mixed_model_whose_inputs_and_outputs_stay_on_the_gpu) {
+  World world;
+  std::unique_ptr<TestPlan> test = Mixed();
+  Open model(*test);
+  std::vector<int32_t> x = {5, 6, 7, 8};
+  CheckRun(model, x, MixedResult(x));
+  CHECK_EQ(model->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
+  CHECK_EQ(model->BindDevice(kEdgertOutput, 0, nullptr, 0), EDGESDK_OK);
+  CHECK_EQ(model->BindDevice(kEdgertOutput, 1, nullptr, 0), EDGESDK_OK);
+  // The CPU's first step gets x from the device's memory.
+  void* address = nullptr;
+  CHECK_EQ(model->DeviceAddress(kEdgertInput, 0, &address, nullptr), EDGESDK_OK);
+  int32_t* on_device =
+      static_cast<int32_t*>(fake_cuda_host(reinterpret_cast<uint64_t>(address), kBytes));
+  on_device[0] = 77;
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  std::vector<int32_t> now = {77, 6, 7, 8};
+  void* second = nullptr;
+  CHECK_EQ(model->DeviceAddress(kEdgertOutput, 1, &second, nullptr), EDGESDK_OK);
+  CheckValues(fake_cuda_host(reinterpret_cast<uint64_t>(second), kBytes), {1077, 1006, 1007, 1008});
+  CheckOutput(model, MixedResult(now));
+  CheckSecondOutput(model, now);
+}
+
+// Memory of the caller's on the device.
+struct DeviceBlock {
+  DeviceBlock() {
+    void* context = nullptr;
+    Symbol<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);
+    Symbol<int (*)(void*)>("cuCtxPushCurrent_v2")(context);
+    Symbol<int (*)(uint64_t*, size_t)>("cuMemAlloc_v2")(&address, 256);
+    Symbol<int (*)(void**)>("cuCtxPopCurrent_v2")(&context);
+  }
+  ~DeviceBlock() {
+    void* context = nullptr;
+    Symbol<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);
+    Symbol<int (*)(void*)>("cuCtxPushCurrent_v2")(context);
+    Symbol<int (*)(uint64_t)>("cuMemFree_v2")(address);
+    Symbol<int (*)(void**)>("cuCtxPopCurrent_v2")(&context);
+    for (int i = 0; i < 2; ++i) Symbol<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
+  }
+  template <typename F>
+  static F Symbol(const char* name) {
+    return reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
+  }
+  void* pointer() const { return reinterpret_cast<void*>(address); }
+  int32_t* values() const { return static_cast<int32_t*>(fake_cuda_host(address, kBytes)); }
+
+  uint64_t address = 0;
+};
+
+TEST(inputs_and_outputs_may_be_the_callers_on_the_gpu) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  DeviceBlock in;
+  DeviceBlock out;
+  Open model(*test);
+  int before = Copies();
+  CHECK_EQ(model->BindDevice(kEdgertInput, 0, in.pointer(), kBytes), EDGESDK_OK);
+  CHECK_EQ(model->BindDevice(kEdgertOutput, 0, out.pointer(), kBytes), EDGESDK_OK);
+  for (int32_t first : {1, 10}) {
+    std::vector<int32_t> x = {first, 2, 3, 4};
+    memcpy(in.values(), x.data(), kBytes);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    CheckValues(out.values(), SimpleResult(x));
+  }
+  CHECK_EQ(Copies(), before);
+  void* address = nullptr;
+  size_t size_bytes = 0;
+  CHECK_EQ(model->DeviceAddress(kEdgertInput, 0, &address, &size_bytes), EDGESDK_OK);
+  CHECK(address == in.pointer());
+  CHECK_EQ(size_bytes, kBytes);
+  CheckOutput(model, SimpleResult({10, 2, 3, 4}));  // brought on demand
+  CHECK_EQ(Copies(), before + 1);
+
+  // Another address: what was recorded is recorded anew.
+  DeviceBlock other;
+  std::vector<int32_t> x = {9, 9, 9, 9};
+  memcpy(other.values(), x.data(), kBytes);
+  CHECK_EQ(model->BindDevice(kEdgertInput, 0, other.pointer(), kBytes), EDGESDK_OK);
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  CheckValues(out.values(), SimpleResult(x));
+
+  // Back to the host.
+  memset(out.values(), 0, kBytes);
+  std::vector<int32_t> y(4);
+  CHECK_EQ(model->SetOutput(0, y.data(), kBytes), EDGESDK_OK);
+  CheckRun(model, {3, 3, 3, 3}, SimpleResult({3, 3, 3, 3}));
+  CheckValues(y.data(), SimpleResult({3, 3, 3, 3}));
+  CheckValues(out.values(), {0, 0, 0, 0});
+}
+
+TEST(inputs_stay_on_the_gpu_in_the_handles_own_memory) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  Open model(*test);
+  std::vector<int32_t> x = {1, 2, 3, 4};
+  CheckRun(model, x, SimpleResult(x));
+  CHECK_EQ(model->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
+  CHECK_EQ(model->BindDevice(kEdgertOutput, 0, nullptr, 0), EDGESDK_OK);
+  int before = Copies();
+  for (int i = 0; i < 3; ++i) CHECK_EQ(model->Run(), EDGESDK_OK);
+  CHECK_EQ(Copies(), before);
+  CheckOutput(model, SimpleResult(x));
+}
+
+TEST(the_output_of_one_is_the_input_of_another) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  Open first(*test);
+  Open second(*test);
+  void* between = nullptr;
+  CHECK_EQ(second->DeviceAddress(kEdgertInput, 0, &between, nullptr), EDGESDK_OK);
+  CHECK_EQ(second->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
+  CHECK_EQ(first->BindDevice(kEdgertOutput, 0, between, kBytes), EDGESDK_OK);
+  std::vector<int32_t> x = {1, 2, 3, 4};
+  CHECK_EQ(first->SetInput(0, x.data(), kBytes), EDGESDK_OK);
+  CHECK_EQ(first->Run(), EDGESDK_OK);
+  CHECK_EQ(second->Run(), EDGESDK_OK);
+  CheckOutput(second, SimpleResult(SimpleResult(x)));
+}
+
+TEST(addresses_are_checked) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  DeviceBlock block;
+  Open model(*test);
+  alignas(64) int32_t on_host[4] = {0};
+  CHECK_EQ(model->BindDevice(kEdgertInput, 0, on_host, kBytes), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK(strstr(model->last_error(), " is no address that GPU 0 (Paper GPU) can use") != nullptr);
+  char* inside = static_cast<char*>(block.pointer()) + 8;
+  CHECK_EQ(model->BindDevice(kEdgertOutput, 0, inside, kBytes), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK(strstr(model->last_error(), "no multiple of 16") != nullptr);
+  CHECK_EQ(model->BindDevice(kEdgertInput, 0, block.pointer(), 8), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_TEXT(model->last_error(), "input 'x' has 16 bytes, got 8");
+  CHECK_EQ(model->BindDevice(kEdgertOutput, 0, nullptr, 8), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_TEXT(model->last_error(), "output 'y' has 16 bytes, got 8");
+  CHECK_EQ(model->BindDevice(kEdgertOutput, 1, nullptr, 0), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_TEXT(model->last_error(), "there is no output 1: the model has 1");
+  CHECK_EQ(model->DeviceAddress(kEdgertInput, 0, nullptr, nullptr), EDGESDK_ERROR_INVALID_ARGUMENT);
+  // None of these has changed anything.
+  CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+}
+
+TEST(unaligned_memory_of_the_caller) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  Open model(*test);
+  unsigned char in[kBytes + 1];
+  unsigned char out[kBytes + 2];
+  const int32_t x[] = {4, 3, 2, 1};
+  memcpy(in + 1, x, kBytes);
+  memset(out, 0x55, sizeof(out));
+  CHECK_EQ(model->SetInput(0, in + 1, kBytes), EDGESDK_OK);
+  CHECK_EQ(model->SetOutput(0, out + 1, kBytes), EDGESDK_OK);
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  int32_t y[4];
+  memcpy(y, out + 1, kBytes);
+  CheckValues(y, SimpleResult({4, 3, 2, 1}));
+  CHECK_EQ(int{out[0]}, 0x55);
+  CHECK_EQ(int{out[kBytes + 1]}, 0x55);
+}
+
+TEST(weights_are_on_the_gpu_once) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  Open first(*test);
+  int allocations = fake_cuda_calls("cuMemAlloc_v2");
+  {
+    Open second(*test);
+    CHECK_EQ(fake_cuda_calls("cuMemAlloc_v2"), 2 * allocations - 1);
+    CHECK_EQ(fake_cuda_calls("cuModuleLoadDataEx"), 1);
+    CheckRun(second, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+  }
+  CheckRun(first, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+}
+
+TEST(handles_run_on_several_threads) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  std::vector<std::thread> threads;
+  for (int32_t number = 0; number < 4; ++number) {
+    threads.emplace_back([&test, number] {
+      for (int32_t i = 0; i < 10; ++i) {
+        Open model(*test);
+        std::vector<int32_t> x = {number, i, 3, 4};
+        for (int k = 0; k < 3; ++k) CheckRun(model, x, SimpleResult(x));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(the_callers_stream) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  DeviceBlock in;  // keeps the context, too
+  void* context = nullptr;
+  void* stream = nullptr;
+  DeviceBlock::Symbol<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);
+  DeviceBlock::Symbol<int (*)(void*)>("cuCtxPushCurrent_v2")(context);
+  DeviceBlock::Symbol<int (*)(void**, unsigned)>("cuStreamCreate")(&stream, 0);
+  {
+    // What the caller has put into it comes first.
+    Open model(*test, {0, stream});
+    alignas(64) int32_t x[] = {1, 2, 3, 4};
+    DeviceBlock::Symbol<int (*)(uint64_t, const void*, size_t, void*)>("cuMemcpyHtoDAsync_v2")(
+        in.address, x, kBytes, stream);
+    CHECK_EQ(model->BindDevice(kEdgertInput, 0, in.pointer(), kBytes), EDGESDK_OK);
+    for (int i = 0; i < 2; ++i) CHECK_EQ(model->Run(), EDGESDK_OK);
+    CheckOutput(model, SimpleResult({1, 2, 3, 4}));
+  }
+  DeviceBlock::Symbol<int (*)(void*)>("cuStreamDestroy_v2")(stream);
+  DeviceBlock::Symbol<int (*)(void**)>("cuCtxPopCurrent_v2")(&context);
+  DeviceBlock::Symbol<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
+}
+
+// Which image of several the GPU gets: 0 for none.
+edgert_image Image(const std::string& text, edgert_image_format format, uint32_t architecture) {
+  return {format, architecture, reinterpret_cast<const uint8_t*>(text.c_str()), text.size() + 1};
+}
+
+const std::string& Cubin(int architecture) {
+  static std::vector<std::unique_ptr<std::string>> texts;
+  texts.push_back(std::make_unique<std::string>("fake cubin sm_" + std::to_string(architecture) +
+                                                "\nadd\ntwice\n"));
+  return *texts.back();
+}
+
+const std::string& Ptx(int architecture, const char* version) {
+  static std::vector<std::unique_ptr<std::string>> texts;
+  texts.push_back(std::make_unique<std::string>(std::string(".version ") + version +
+                                                "\n.target sm_" + std::to_string(architecture) +
+                                                "\nadd\ntwice\n"));
+  return *texts.back();
+}
+
+TEST(code_is_chosen_by_compute_capability) {
+  World world;
+  struct Case {
+    std::vector<int> cubins;
+    std::vector<int> ptx;
+    int gpu;
+    int chosen;
+    bool is_ptx;
+  };
+  for (const Case& c : {
+           Case{{80, 86, 89, 90}, {75}, 90, 90, false}, Case{{80, 86, 89, 90}, {75}, 89, 89, false},
+           Case{{80, 90}, {75}, 89, 80, false},  // the same major, an older minor
+           Case{{86, 80}, {75}, 80, 80, false},  // never a newer one
+           Case{{80, 90}, {75}, 75, 75, true},
+           Case{{80, 90}, {75, 90}, 120, 90, true},  // the newest PTX
+           Case{{87}, {}, 87, 87, false},
+           Case{{86}, {80}, 87, 80, true},  // a board runs no desktop's machine code
+           Case{{87}, {80}, 89, 80, true},  // nor the other way round
+       }) {
+    std::unique_ptr<TestPlan> test = Simple();
+    test->images.clear();
+    for (int sm : c.cubins) test->images.push_back(Image(Cubin(sm), kEdgertCubin, sm));
+    for (int sm : c.ptx) test->images.push_back(Image(Ptx(sm, "7.5"), kEdgertPtx, sm));
+    test->Finish();
+    fake_cuda_settings()->capability = c.gpu;
+    Open model(*test);
+    CHECK_TEXT(model.error(), "");
+    edgesdk_device_info info = InfoOf(model);
+    CHECK_EQ(info.code_architecture, c.chosen);
+    CHECK_EQ(info.code_is_intermediate, c.is_ptx ? 1 : 0);
+    CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+  }
+}
+
+TEST(code_that_fits_no_gpu_is_a_sentence) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  test->images = {Image(Cubin(87), kEdgertCubin, 87)};
+  test->Finish();
+  fake_cuda_settings()->capability = 72;
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "built for sm_87, this GPU (Paper GPU) is sm_72: compile with --target "
+             "jetson-xavier-nx");
+  test->images = {Image(Cubin(86), kEdgertCubin, 86), Image(Cubin(89), kEdgertCubin, 89),
+                  Image(Ptx(80, "7.0"), kEdgertPtx, 80)};
+  test->Finish();
+  fake_cuda_settings()->capability = 75;
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "built for sm_86, sm_89 and PTX of compute_80, this GPU (Paper GPU) is sm_75: compile "
+             "with --target cuda-sm_75");
+}
+
+TEST(code_that_the_driver_refuses) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  test->images = {Image(Ptx(75, "8.8"), kEdgertPtx, 75)};
+  test->Finish();
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "the library holds PTX 8.8, which is newer than this driver reads (CUDA 12.4): update "
+             "the driver, or compile for sm_90");
+  test->images = {Image(Ptx(75, "nonsense"), kEdgertPtx, 75)};
+  test->Finish();
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "the driver (CUDA 12.4) refuses the code for PTX of compute_75 on GPU 0 (Paper GPU, "
+             "sm_90): CUDA error 218: ptxas fatal   : no target");
+  const std::string broken = "broken";
+  test->images = {Image(broken, kEdgertCubin, 90)};
+  test->Finish();
+  CHECK_TEXT(
+      OpenError(*test, EDGESDK_ERROR_DEVICE),
+      "the driver (CUDA 12.4) refuses the code for sm_90 on GPU 0 (Paper GPU, sm_90): device "
+      "kernel image is invalid (CUDA_ERROR_INVALID_IMAGE)");
+  // With a second choice, that is taken.
+  test->images.push_back(Image(Ptx(75, "7.0"), kEdgertPtx, 75));
+  test->Finish();
+  Open model(*test);
+  CHECK_EQ(InfoOf(model).code_is_intermediate, 1);
+  CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+}
+
+TEST(a_kernel_that_is_not_in_the_code) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  const edgert_launch missing = {"missing", {1, 1, 1}, {1, 1, 1}, 0};
+  test->steps[1].launch = &missing;
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "missing: named symbol not found (CUDA_ERROR_NOT_FOUND)");
+  test->images.clear();
+  test->Finish();
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE), "the library has no code for the GPU");
+}
+
+std::string LaunchError(const edgert_launch& launch) {
+  TestPlan test = DevicePlan();
+  test.Step(nullptr, "shape", {}, &launch);
+  test.Finish();
+  Open model(test);
+  if (model.status() == EDGESDK_OK) {
+    alignas(64) int32_t x[4] = {0};
+    CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+  }
+  return model.error();
+}
+
+// "shape" has 1024 bytes of its own shared memory and registers for 256 threads.
+TEST(launches_are_checked_against_the_gpu) {
+  World world;
+  CHECK_TEXT(LaunchError({"shape", {1, 1, 1}, {256, 1, 1}, 0}), "");
+  CHECK_TEXT(LaunchError({"shape", {1, 1, 1}, {16, 17, 1}, 0}),
+             "shape needs blocks of 272 threads; with its registers this GPU (Paper GPU) has room "
+             "for 256");
+  CHECK_TEXT(LaunchError({"shape", {1, 1, 1}, {1, 1, 65}, 0}),
+             "shape needs a grid of 1 and blocks of 65 along z; this GPU (Paper GPU) allows "
+             "65535 and 64");
+  CHECK_TEXT(LaunchError({"shape", {1, 65536, 1}, {1, 1, 1}, 0}),
+             "shape needs a grid of 65536 and blocks of 1 along y; this GPU (Paper GPU) allows "
+             "65535 and 1024");
+  CHECK_TEXT(LaunchError({"shape", {1, 1, 1}, {1, 1, 1}, 48 * 1024}), "");  // asks for more
+  CHECK_TEXT(LaunchError({"shape", {1, 1, 1}, {1, 1, 1}, 226 * 1024}), "");
+  CHECK_TEXT(
+      LaunchError({"shape", {1, 1, 1}, {1, 1, 1}, 226 * 1024 + 1}),
+      "shape needs 232449 bytes of shared memory; this GPU (Paper GPU) has 232448 per block");
+}
+
+TEST(two_launches_of_one_function_with_different_shared_memory) {
+  World world;
+  const edgert_launch much = {"shape", {1, 1, 1}, {1, 1, 1}, 200 * 1024};
+  const edgert_launch less = {"shape", {1, 1, 1}, {1, 1, 1}, 100 * 1024};
+  TestPlan test = DevicePlan();
+  test.inputs.clear();
+  test.outputs.clear();
+  test.Step(nullptr, "much", {}, &much);
+  test.Step(nullptr, "less", {}, &less);
+  test.Finish();
+  Open model(test);
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  CHECK_EQ(last_shape.shared_bytes, 100u * 1024);
+}
+
+TEST(no_gpu_and_no_such_gpu) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_INVALID_ARGUMENT, {1, nullptr}),
+             "there is no GPU 1: the driver finds 1");
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_INVALID_ARGUMENT, {-1, nullptr}),
+             "there is no GPU -1: the driver finds 1");
+  fake_cuda_settings()->num_devices = 0;
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "the NVIDIA driver finds no GPU (is CUDA_VISIBLE_DEVICES set?)");
+  fake_cuda_reset();
+  fake_cuda_fail("cuInit", 1, 3);
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "CUDA cannot be used in a child of fork() when the parent has used it");
+  fake_cuda_fail("cuInit", 1, 803);
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "the NVIDIA driver's library and kernel module are of different versions: restart the "
+             "machine after an update of the driver");
+  fake_cuda_fail("cuInit", 1, 999);
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
+             "the NVIDIA driver does not start: CUDA error 999");
+}
+
+TEST(no_memory_on_the_gpu) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  for (const char* function : {"cuMemAlloc_v2", "cuMemHostAlloc"}) {
+    int all = 0;
+    {
+      fake_cuda_reset();
+      World again;
+      Open model(*test);
+      all = fake_cuda_calls(function);
+    }
+    CHECK(all >= 3);
+    for (int nth = 1; nth <= all; ++nth) {
+      fake_cuda_fail(function, nth, 2);
+      std::string reason = OpenError(*test, EDGESDK_ERROR_OUT_OF_MEMORY);
+      CHECK(reason.find("no room for ") != std::string::npos);
+      CHECK_EQ(fake_cuda_live(), 0);
+    }
+  }
+  fake_cuda_settings()->memory_bytes = 100;
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_OUT_OF_MEMORY),
+             "no room for 128 bytes of activations on GPU 0: out of memory "
+             "(CUDA_ERROR_OUT_OF_MEMORY)");
+  fake_cuda_settings()->memory_bytes = 79;
+  CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_OUT_OF_MEMORY),
+             "no room for 80 bytes of weights on GPU 0: out of memory (CUDA_ERROR_OUT_OF_MEMORY)");
+}
+
+// Whatever fails, at whichever call: a status with a text, wrong values never, nothing left over.
+TEST(any_call_may_fail) {
+  std::unique_ptr<TestPlan> test = Mixed();
+  const char* functions[] = {"cuInit",
+                             "cuDriverGetVersion",
+                             "cuDeviceGetCount",
+                             "cuDeviceGet",
+                             "cuDeviceGetName",
+                             "cuDevicePrimaryCtxRetain",
+
+                             "cuModuleLoadDataEx",
+                             "cuModuleGetFunction",
+                             "cuFuncGetAttribute",
+                             "cuFuncLoad",
+                             "cuMemAlloc_v2",
+                             "cuMemHostAlloc",
+                             "cuMemcpyHtoDAsync_v2",
+                             "cuMemcpyDtoHAsync_v2",
+                             "cuMemcpyDtoDAsync_v2",
+                             "cuStreamCreate",
+                             "cuStreamSynchronize",
+                             "cuEventCreate",
+                             "cuEventRecord",
+                             "cuEventRecordWithFlags",
+                             "cuEventElapsedTime",
+                             "cuLaunchKernel",
+                             "cuStreamBeginCapture_v2",
+                             "cuStreamEndCapture",
+                             "cuGraphInstantiateWithFlags",
+                             "cuGraphLaunch"};
+  for (const char* function : functions) {
+    for (int nth = 1; nth < 200; ++nth) {
+      World world;
+      bool failed = false;
+      {
+        fake_cuda_fail(function, nth, 1);
+        std::vector<int32_t> x = {1, 2, 3, 4};
+        Open model(*test);
+        if (model.status() != EDGESDK_OK) {
+          CHECK(!model.error().empty());
+          failed = true;
+        }
+        for (int run = 0; !failed && run < 4; ++run) {
+          if (run == 2) model->SetProfiling(true);
+          CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
+          if (model->Run() == EDGESDK_OK) {
+            CheckOutput(model, MixedResult(x));
+          } else {
+            CHECK(model->last_error()[0] != '\0');
+            failed = true;
+          }
+        }
+      }
+      if (fake_cuda_calls(function) < nth) break;  // the failure was not reached
+    }
+  }
+}
+
+TEST(a_kernel_that_fails_ends_the_handle) {
+  World world;
+  std::unique_ptr<TestPlan> good = Simple();
+  std::unique_ptr<TestPlan> bad = Simple();
+  bad->steps[1].launch = &kCrash;
+  {
+    Open healthy(*good);
+    Open model(*bad);
+    alignas(64) int32_t x[] = {1, 2, 3, 4};
+    CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
+    CHECK_EQ(model->Run(), EDGESDK_ERROR_KERNEL);
+    CHECK_TEXT(model->last_error(),
+               "a kernel failed on GPU 0: an illegal memory access was encountered "
+               "(CUDA_ERROR_ILLEGAL_ADDRESS); EDGESDK_CUDA_SYNC=1 tells which");
+    for (int i = 0; i < 2; ++i) {
+      CHECK_EQ(model->Run(), EDGESDK_ERROR_DEVICE);
+      CHECK_TEXT(model->last_error(),
+                 "GPU 0 does nothing more for this process until all its handles are closed; it "
+                 "failed earlier: a kernel failed on GPU 0: an illegal memory access was "
+                 "encountered (CUDA_ERROR_ILLEGAL_ADDRESS); EDGESDK_CUDA_SYNC=1 tells which");
+    }
+    // The other handle shares the GPU's fate.
+    CHECK_EQ(healthy->SetInput(0, x, kBytes), EDGESDK_OK);
+    CHECK_EQ(healthy->Run(), EDGESDK_ERROR_KERNEL);
+    CHECK_EQ(healthy->Run(), EDGESDK_ERROR_DEVICE);
+    CHECK(strstr(healthy->last_error(), "does nothing more") != nullptr);
+  }
+  CHECK_EQ(fake_cuda_live(), 0);
+  Open model(*good);  // the GPU's context is a new one
+  CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+}
+
+TEST(waiting_each_time_names_the_kernel) {
+  World world;
+  setenv("EDGESDK_CUDA_SYNC", "1", 1);
+  std::unique_ptr<TestPlan> test = Simple();
+  {
+    Open model(*test);
+    CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+    CHECK_TEXT(InfoOf(model).replays_reason, "EDGESDK_CUDA_SYNC=1");
+  }
+  test->steps[1].launch = &kCrash;
+  Open model(*test);
+  alignas(64) int32_t x[] = {1, 2, 3, 4};
+  CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
+  CHECK_EQ(model->Run(), EDGESDK_ERROR_KERNEL);
+  CHECK_TEXT(model->last_error(),
+             "crash: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)");
+}
+
+TEST(a_refused_launch_names_the_kernel) {
+  World world;
+  setenv("EDGESDK_CUDA_GRAPH", "0", 1);
+  std::unique_ptr<TestPlan> test = Simple();
+  Open model(*test);
+  alignas(64) int32_t x[] = {1, 2, 3, 4};
+  CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
+  fake_cuda_fail("cuLaunchKernel", 2, 701);
+  CHECK_EQ(model->Run(), EDGESDK_ERROR_KERNEL);
+  CHECK_TEXT(model->last_error(),
+             "twice: too many resources requested for launch (CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)");
+}
+
+TEST(graphs_may_be_turned_off_or_not_work) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  setenv("EDGESDK_CUDA_GRAPH", "0", 1);
+  {
+    Open model(*test);
+    CHECK_TEXT(InfoOf(model).replays_reason, "EDGESDK_CUDA_GRAPH=0");
+    for (int i = 0; i < 2; ++i) CheckRun(model, {i, 2, 3, 4}, SimpleResult({i, 2, 3, 4}));
+    CHECK_EQ(fake_cuda_calls("cuGraphLaunch"), 0);
+    CHECK_EQ(fake_cuda_calls("cuLaunchKernel"), 4);
+  }
+  unsetenv("EDGESDK_CUDA_GRAPH");
+  if (!kHasGraphs) return;
+  Open model(*test);
+  fake_cuda_fail("cuGraphInstantiateWithFlags", 1, 2);
+  for (int i = 0; i < 2; ++i) CheckRun(model, {i, 2, 3, 4}, SimpleResult({i, 2, 3, 4}));
+  CHECK_EQ(InfoOf(model).replays, 0);
+  CHECK_TEXT(InfoOf(model).replays_reason, "a graph: out of memory (CUDA_ERROR_OUT_OF_MEMORY)");
+  CHECK_EQ(fake_cuda_calls("cuGraphLaunch"), 0);
+}
+
+// The stand-in's clock: 5000 ns for add, 7000 for twice, 1000 for a copy.
+TEST(profiles_come_from_the_gpus_clock) {
+  World world;
+  std::unique_ptr<TestPlan> test = Mixed();
+  Open model(*test);
+  std::vector<int32_t> x = {1, 2, 3, 4};
+  CheckRun(model, x, MixedResult(x));
+  model->SetProfiling(true);
+  for (int i = 0; i < 3; ++i) CheckRun(model, x, MixedResult(x));
+  const uint64_t wanted[] = {0, 5000, 7000, 1000, 0, 1000, 7000, 5000};
+  for (int32_t i = 0; i < 8; ++i) {
+    edgesdk_layer_info layer = {};
+    CHECK_EQ(model->LayerInfo(i, &layer), EDGESDK_OK);
+    if (wanted[i] == 0) {  // of the CPU, by its clock
+      CHECK(layer.total_ns >= layer.last_ns);
+      continue;
+    }
+    // Events give milliseconds in 24 bits.
+    CHECK(layer.last_ns + 1 >= wanted[i] && layer.last_ns <= wanted[i] + 1);
+    CHECK(layer.total_ns + 3 >= 3 * wanted[i] && layer.total_ns <= 3 * wanted[i] + 3);
+  }
+  model->SetProfiling(false);
+  CheckRun(model, x, MixedResult(x));
+}
+
+TEST(boards_share_their_memory_and_copy_nothing) {
+  World world;
+  fake_cuda_settings()->integrated = 1;
+  for (int capability : {53, 87}) {
+    fake_cuda_settings()->capability = capability;
+    std::unique_ptr<TestPlan> test = Simple();
+    test->images = {Image(Cubin(capability), kEdgertCubin, capability)};
+    test->Finish();
+    DeviceBlock block;
+    Open model(*test);
+    CHECK_TEXT(model.error(), "");
+    CHECK_EQ(InfoOf(model).unified_memory, 1);
+    int before = Copies();  // of the weights
+    for (int32_t i = 0; i < 3; ++i) CheckRun(model, {i, 2, 3, 4}, SimpleResult({i, 2, 3, 4}));
+    CHECK_EQ(Copies(), before);
+    CHECK_EQ(model->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
+    CHECK_EQ(model->BindDevice(kEdgertOutput, 0, nullptr, 0), EDGESDK_OK);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    CheckOutput(model, SimpleResult({2, 2, 3, 4}));
+    CHECK_EQ(Copies(), before);
+    // The caller's own block is another memory.
+    CHECK_EQ(model->BindDevice(kEdgertOutput, 0, block.pointer(), kBytes), EDGESDK_OK);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    CheckValues(block.values(), SimpleResult({2, 2, 3, 4}));
+    CheckOutput(model, SimpleResult({2, 2, 3, 4}));
+    CHECK_EQ(Copies(), before + 1);
+    CheckRun(model, {8, 2, 3, 4}, SimpleResult({8, 2, 3, 4}));
+  }
+}
+
+TEST(a_mixed_model_on_a_board) {
+  World world;
+  fake_cuda_settings()->integrated = 1;
+  fake_cuda_settings()->capability = 53;
+  std::unique_ptr<TestPlan> test = Mixed();
+  test->images = {Image(Cubin(53), kEdgertCubin, 53)};
+  test->Finish();
+  Open model(*test);
+  for (int32_t i = 0; i < 3; ++i) {
+    std::vector<int32_t> x = {i, 2, 3, 4};
+    CheckRun(model, x, MixedResult(x));
+    CheckSecondOutput(model, x);
+  }
+}
+
+TEST(outputs_that_are_inputs_or_constants) {
+  World world;
+  TestPlan test = DevicePlan();
+  for (const char* name : {"on_gpu", "on_cpu", "constant"}) {
+    test.outputs.push_back({name, EDGESDK_INT32, 1, kFour, kBytes});
+  }
+  test.tensors = {Four(kEdgertDeviceInput, 0, 0), Four(kEdgertDeviceOutput, 0, 0),
+                  Four(kEdgertInput, 0, 0),       Four(kEdgertDeviceOutput, 1, 0),
+                  Four(kEdgertOutput, 2, 0),      Four(kEdgertWeight, 0, 64),
+                  Four(kEdgertDeviceOutput, 3, 0)};
+  test.Step(nullptr, "copy", {0, 1});  // on the GPU
+  test.Step(nullptr, "copy", {2, 3});  // to it
+  test.Step(nullptr, "copy", {1, 4});  // from it
+  test.Step(nullptr, "copy", {5, 6});
+  test.Finish();
+  Open model(test);
+  for (int32_t first : {1, 2}) {
+    alignas(64) int32_t x[] = {first, 2, 3, 4};
+    CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    for (int32_t i = 0; i < 4; ++i) {
+      const void* data = nullptr;
+      CHECK_EQ(model->GetOutput(i, &data, nullptr), EDGESDK_OK);
+      CheckValues(data, i < 3 ? std::vector<int32_t>{first, 2, 3, 4}
+                              : std::vector<int32_t>{100, 200, 300, 400});
+    }
+  }
+}
+
+TEST(tensors_of_no_bytes) {
+  World world;
+  TestPlan test = DevicePlan();
+  test.inputs = {{"x", EDGESDK_INT32, 2, kNone, 0}};
+  test.outputs = {{"y", EDGESDK_INT32, 2, kNone, 0}};
+  test.tensors = {{kEdgertDeviceInput, kDLInt, 32, 2, 0, 0, 0, kNone},
+                  {kEdgertDeviceOutput, kDLInt, 32, 2, 0, 0, 0, kNone}};
+  test.device_arena_bytes = 0;
+  test.Step(nullptr, "copy", {0, 1});
+  test.Finish();
+  Open model(test);
+  CHECK_EQ(model->SetInput(0, nullptr, 0), EDGESDK_OK);
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  const void* data = nullptr;
+  CHECK_EQ(model->GetOutput(0, &data, nullptr), EDGESDK_OK);
+  CHECK(data != nullptr);
+}
+
+TEST(a_failure_on_the_cpu_leaves_nothing_in_the_queue) {
+  World world;
+  std::unique_ptr<TestPlan> test = Mixed();
+  test->steps[4].kernel = [](void*, const TVMFFIAny*, int32_t, TVMFFIAny*) { return -7; };
+  Open model(*test);
+  alignas(64) int32_t x[] = {1, 2, 3, 4};
+  CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
+  for (int i = 0; i < 2; ++i) {
+    CHECK_EQ(model->Run(), EDGESDK_ERROR_KERNEL);
+    CHECK_TEXT(model->last_error(), "on_cpu failed with code -7");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return check::Main(argc, argv); }
