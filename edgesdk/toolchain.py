@@ -1,6 +1,7 @@
 """Toolchains: with what C and C++ are compiled and linked for a target, one TOML file each.
 
-The flags that every toolchain takes stand here; what differs stands in `toolchains/*.toml`.
+The flags that every toolchain takes stand here, those that go with the format of the linked files
+in `formats.py`; what differs otherwise stands in `toolchains/*.toml`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import platform
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from edgesdk.errors import CompileError, ConfigError, ToolMissingError
+from edgesdk.formats import FORMATS, ObjectFormat
 from edgesdk.proc import CommandResult, run_command
 from edgesdk.profiles import TargetProfile, machine_of
-from edgesdk.resources import config_folder, data_folder
+from edgesdk.resources import cache_folder, config_folder, data_folder
 from edgesdk.settings import check_table, load_toml, suggestion
 
 # Zig builds its C and C++ libraries on first use: 80 s and more on two cores.
@@ -30,26 +34,19 @@ _TOOL_LIMIT_S = 60.0
 _COMPILE_FLAGS = (
     "-O2",
     "-DNDEBUG",
-    "-fPIC",
-    "-fvisibility=hidden",
     "-ffunction-sections",
     "-fdata-sections",
     "-Wall",
 )
 _CXX_FLAGS = ("-std=c++17", "-fvisibility-inlines-hidden")
-_LINK_FLAGS = (
-    "-Wl,--gc-sections",
-    "-Wl,--as-needed",
-    "-Wl,-z,noexecstack",
-    "-Wl,-z,relro",
-    "-Wl,-z,now",
-    "-Wl,-z,defs",
-)
+
+_DEBIAN_WINE = "/usr/lib/wine/wine64"
 
 # What a linker says before "collect2: error: ld returned 1 exit status", which explains nothing.
 _LINKER_MARKS = (
     "undefined reference",
     "undefined symbol",
+    "multiple definition",
     "cannot find",
     "No space left",
     "error:",
@@ -77,8 +74,9 @@ class Packages:
 class Toolchain:
     """A toolchain file. `compilers` holds alternatives, of which the first installed one is used.
 
-    `machine` is the ELF machine it builds for ("native": that of this machine), `sysroot` the
-    folder with the target's C library for `qemu -L`, `python_module` a module the commands need.
+    `machine` is the machine it builds for ("native": this one), `format` that of the files it
+    links, `sysroot` the folder with the target's C library for `qemu -L`, `python_module` a module
+    the commands need.
     """
 
     name: str
@@ -86,6 +84,7 @@ class Toolchain:
     machine: str
     compilers: tuple[Compilers, ...]
     packages: Packages
+    format: Literal["elf", "pe", "macho"] = "elf"
     compile_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     sysroot: str | None = None
@@ -96,7 +95,7 @@ class Toolchain:
         """Returns the commands to use.
 
         Raises ToolMissingError naming the package when none is installed, and ConfigError when
-        `machine`, the ELF machine that is wanted, is not what this toolchain builds for.
+        `machine`, the one that is wanted, is not what this toolchain builds for.
         """
         if machine is not None and machine != self.builds_for:
             raise ConfigError(
@@ -121,8 +120,13 @@ class Toolchain:
 
     @property
     def builds_for(self) -> str:
-        """The ELF machine: "aarch64", "arm" or "x86_64"."""
+        """The machine: "aarch64", "arm" or "x86_64"."""
         return machine_of(platform.machine()) if self.machine == "native" else self.machine
+
+    @property
+    def object_format(self) -> ObjectFormat:
+        """The format of the files that it links."""
+        return FORMATS[self.format]
 
     @property
     def install_command(self) -> str:
@@ -148,6 +152,7 @@ class Toolchain:
         tools = self.require()
         is_c = source.suffix in (".c", ".S", ".s")
         command = [*(tools.cc if is_c else tools.cxx), *_COMPILE_FLAGS]
+        command += self.object_format.compile_flags
         command += [] if is_c else _CXX_FLAGS
         command += self.compile_flags
         # No path of this machine in the product: __FILE__ is relative to its folder.
@@ -166,33 +171,43 @@ class Toolchain:
         output: Path,
         *,
         soname: str,
-        version_script: Path | None = None,
-        libraries: Sequence[str] = ("m", "dl", "pthread"),
+        exported: Sequence[str] | None = None,
+        libraries: Sequence[str] | None = None,
         flags: Sequence[str] = (),
     ) -> Path:
         """Links `objects` into the shared library `output`; a symbol left undefined is an error.
 
-        Without `version_script`, what the C++ library exports is exported again: give one. Raises
-        ToolMissingError, or CompileError with the linker's first error.
+        `exported` names the symbols that it shows (the last character may be a "*"); without it,
+        what the C++ library exports is exported again, so give it. Formats in which the objects
+        say what is exported (PE) take no notice of it. `libraries` is by default all that the
+        format's systems have for a C program. Raises ToolMissingError, or CompileError with the
+        linker's first error.
         """
-        extra = ["-shared", f"-Wl,-soname,{soname}"]
-        if version_script is not None:
-            extra.append(f"-Wl,--version-script={version_script}")
-        return self._link([*extra, *flags], objects, output, libraries)
+        form = self.object_format
+        extra = [flag.format(soname) for flag in form.shared_flags]
+        if exported is None or form.exports is None:
+            return self._link([*extra, *flags], objects, output, libraries)
+        with tempfile.TemporaryDirectory(prefix="edgesdk-") as folder:
+            names = Path(folder) / "exports"
+            names.write_text(form.exports.text(exported), encoding="utf-8")
+            extra.append(f"{form.exports.flag}{names}")
+            return self._link([*extra, *flags], objects, output, libraries)
 
     def link_executable(
         self,
         objects: Sequence[Path],
         output: Path,
         *,
-        libraries: Sequence[str] = ("m", "dl", "pthread"),
+        libraries: Sequence[str] | None = None,
         flags: Sequence[str] = (),
     ) -> Path:
         """Links `objects` into the position independent executable `output`.
 
-        Raises ToolMissingError, or CompileError with the linker's first error.
+        `libraries` as in `link_shared`. Raises ToolMissingError, or CompileError with the linker's
+        first error.
         """
-        return self._link(["-pie", *flags], objects, output, libraries)
+        flags = [*self.object_format.program_flags, *flags]
+        return self._link(flags, objects, output, libraries)
 
     def strip(self, path: Path) -> None:
         """Removes the symbols that running does not need from `path`, in place.
@@ -217,7 +232,7 @@ class Toolchain:
             *tools.cxx,
             *_COMPILE_FLAGS,
             *_CXX_FLAGS,
-            *_LINK_FLAGS,
+            repr(self.object_format),
             *self.compile_flags,
             *self.link_flags,
         )
@@ -232,25 +247,26 @@ class Toolchain:
         flags: Sequence[str],
         objects: Sequence[Path],
         output: Path,
-        libraries: Sequence[str],
+        libraries: Sequence[str] | None,
     ) -> Path:
-        command = [*self.require().cxx, *_LINK_FLAGS, *self.link_flags, *flags]
+        form = self.object_format
+        libraries = form.libraries if libraries is None else libraries
+        command = [*self.require().cxx, *form.link_flags, *self.link_flags, *flags]
         command += [*map(str, objects), *(f"-l{library}" for library in libraries)]
         self._build(command, output, f"link {output.name}")
         return output
 
     def _build(self, command: list[str], output: Path, what: str) -> None:
-        # To a name beside it, then renamed: whoever finds `output` finds it whole.
-        partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
-        try:
+        # To a folder beside it, then renamed: whoever finds `output` finds it whole. The name stays
+        # the same, because linkers write it into libraries of Windows.
+        with tempfile.TemporaryDirectory(prefix=".build.", dir=output.parent) as folder:
+            partial = Path(folder) / output.name
             result = run_command(
                 [*command, "-o", str(partial)], timeout_s=_COMPILE_LIMIT_S, env={"LC_ALL": "C"}
             )
             if not result.ok:
                 raise _failure(result, what)
             partial.replace(output)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def load_toolchain(name: str) -> Toolchain:
@@ -280,15 +296,17 @@ def load_toolchain(name: str) -> Toolchain:
 
 
 def emulator_command(profile: TargetProfile, toolchain: Toolchain) -> tuple[str, ...]:
-    """Returns what to put before a program of `profile` to run it here under qemu's user mode.
+    """Returns what to put before a program of `profile` to run it here, emulated.
 
-    Raises ConfigError when the profile has no emulator, ToolMissingError when qemu or the target's
-    C library is not installed.
+    Raises ConfigError when the profile has no emulator, ToolMissingError when the emulator or (for
+    qemu) the target's C library is not installed.
     """
     if profile.emulator is None:
         raise ConfigError(
             f"the target {profile.name!r} has no [emulator]", hint="run it on a device instead"
         )
+    if profile.emulator.kind == "wine":
+        return _wine_command()
     program = find_qemu(profile.emulator.qemu)
     if program is None:
         raise ToolMissingError(
@@ -309,6 +327,23 @@ def find_qemu(name: str) -> str | None:
     """Returns the path of qemu's user mode emulator for `name` ("aarch64", "arm"), or None."""
     # Debian's qemu-user-static calls it qemu-aarch64-static, qemu-user and others qemu-aarch64.
     return shutil.which(f"qemu-{name}-static") or shutil.which(f"qemu-{name}")
+
+
+def _wine_command() -> tuple[str, ...]:
+    """Wine with a folder of settings of its own, which it fills at the first use."""
+    # Debian's wine64 is outside the PATH; newer Wine has one program for all.
+    program = shutil.which("wine64") or shutil.which(_DEBIAN_WINE) or shutil.which("wine")
+    if program is None:
+        raise ToolMissingError("wine is not installed", hint=apt_command("wine64"))
+    settings = {
+        "WINEPREFIX": str(cache_folder() / "wine"),
+        "WINEARCH": "win64",
+        "WINEDEBUG": "-all",
+        # No offers to install .NET and a browser, and no windows.
+        "WINEDLLOVERRIDES": "mscoree,mshtml=",
+        "DISPLAY": "",
+    }
+    return ("env", *(f"{name}={value}" for name, value in settings.items()), program)
 
 
 def apt_command(*packages: str) -> str:

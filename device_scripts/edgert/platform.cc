@@ -1,5 +1,11 @@
+// platform.cc: Linux and Apple's systems. platform_win32.cc has the same for Windows.
+#if !defined(_WIN32)
+
 #include "platform.h"
 
+#if defined(__APPLE__)
+#include <dlfcn.h>
+#endif
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -26,18 +32,20 @@ uint64_t NowNs() {
 }
 
 int UsableCpus() {
+  long count = 0;
+#if defined(__linux__)
   cpu_set_t set;
   CPU_ZERO(&set);
-  long count = 0;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    count = CPU_COUNT(&set);
-  } else {  // more CPUs than the set has room for
-    count = sysconf(_SC_NPROCESSORS_ONLN);
-  }
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) count = CPU_COUNT(&set);
+#endif
+  // No affinity here, or more CPUs than the set has room for.
+  if (count == 0) count = sysconf(_SC_NPROCESSORS_ONLN);
   return count > 0 ? static_cast<int>(count) : 1;
 }
 
-bool StartThread(pthread_t* thread, void* (*main)(void*), void* argument) {
+const char* Environment(const char* name, char*, size_t) { return getenv(name); }
+
+bool StartThread(Thread* thread, ThreadResult (*main)(void*), void* argument) {
   sigset_t blocked;
   sigset_t previous;
   sigfillset(&blocked);
@@ -51,4 +59,21 @@ bool StartThread(pthread_t* thread, void* (*main)(void*), void* argument) {
   return started;
 }
 
+void JoinThread(Thread thread) { pthread_join(thread, nullptr); }
+
+void CallOnce(OnceFlag* flag, void (*function)()) { pthread_once(flag, function); }
+
+bool WatchForks(void (*function)()) { return pthread_atfork(nullptr, nullptr, function) == 0; }
+
+void KeepLoaded() {
+#if defined(__APPLE__)  // whose linker has no switch for it
+  Dl_info self;
+  if (dladdr(reinterpret_cast<const void*>(&KeepLoaded), &self) != 0) {
+    dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+  }
+#endif
+}
+
 }  // namespace edgert
+
+#endif  // !_WIN32

@@ -2,11 +2,13 @@
 //
 // edgert uses no C++ standard library at link time (only headers such as <atomic>), so that a
 // library runs on any board whose libc is new enough, whatever its libstdc++ is. Hence plain
-// pthreads here.
+// pthreads here, and what Windows has had since Windows 7.
 #ifndef EDGERT_PLATFORM_H_
 #define EDGERT_PLATFORM_H_
 
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,9 +28,35 @@ uint64_t NowNs();
 // CPUs that this process may run on (its affinity mask), at least 1.
 int UsableCpus();
 
+// The value of an environment variable as it is now, or nullptr. `buffer` may hold it.
+const char* Environment(const char* name, char* buffer, size_t size);
+
+#if defined(_WIN32)
+using Thread = void*;           // a HANDLE
+using ThreadResult = unsigned;  // what _beginthreadex wants
+using OnceFlag = void*;         // an INIT_ONCE
+#define EDGERT_ONCE_INIT nullptr
+#else
+using Thread = pthread_t;
+using ThreadResult = void*;
+using OnceFlag = pthread_once_t;
+#define EDGERT_ONCE_INIT PTHREAD_ONCE_INIT
+#endif
+
 // Starts a thread that takes no signals but those of its own faults (and SIGPROF, for profilers):
 // the program's handlers run on the program's threads. Returns whether it runs.
-bool StartThread(pthread_t* thread, void* (*main)(void*), void* argument);
+bool StartThread(Thread* thread, ThreadResult (*main)(void*), void* argument);
+void JoinThread(Thread thread);
+
+// Calls `function` unless it was called with this flag before; who comes meanwhile waits.
+void CallOnce(OnceFlag* flag, void (*function)());
+
+// Has `function` called in every child that is forked from now on. Returns whether it will be.
+bool WatchForks(void (*function)());
+
+// Keeps this library in memory until the process ends, for threads that run its code. Where the
+// linker says so in the file (-z nodelete), it does nothing.
+void KeepLoaded();
 
 // Tells the CPU that this is a waiting loop.
 inline void SpinPause() {
@@ -40,6 +68,25 @@ inline void SpinPause() {
   asm volatile("" ::: "memory");
 #endif
 }
+
+#if defined(_WIN32)
+
+// An SRWLOCK: one pointer, and nothing to release at the end.
+class Mutex {
+ public:
+  Mutex() = default;
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+  void Lock();
+  bool TryLock();
+  void Unlock();
+
+ private:
+  friend class Condition;
+  void* lock_ = nullptr;
+};
+
+#else
 
 class Mutex {
  public:
@@ -56,6 +103,8 @@ class Mutex {
   pthread_mutex_t mutex_;
 };
 
+#endif
+
 class MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) : mutex_(mutex) { mutex_.Lock(); }
@@ -66,6 +115,23 @@ class MutexLock {
  private:
   Mutex& mutex_;
 };
+
+#if defined(_WIN32)
+
+// A CONDITION_VARIABLE, of which the same is true.
+class Condition {
+ public:
+  Condition() = default;
+  Condition(const Condition&) = delete;
+  Condition& operator=(const Condition&) = delete;
+  void Wait(Mutex& mutex);
+  void NotifyAll();
+
+ private:
+  void* condition_ = nullptr;
+};
+
+#else
 
 class Condition {
  public:
@@ -79,6 +145,8 @@ class Condition {
  private:
   pthread_cond_t condition_;
 };
+
+#endif
 
 }  // namespace edgert
 

@@ -24,18 +24,20 @@ int Participants(uint64_t unclaimed) {
                           ((1u << (kLoopShift - kParticipantsShift)) - 1));
 }
 
-pthread_once_t shared_once = PTHREAD_ONCE_INIT;
+OnceFlag shared_once = EDGERT_ONCE_INIT;
 alignas(ThreadPool) unsigned char shared_storage[sizeof(ThreadPool)];
 
 int ThreadsFromEnvironment() {
-  const char* text = getenv("EDGESDK_NUM_THREADS");
+  char buffer[32];
+  const char* text = Environment("EDGESDK_NUM_THREADS", buffer, sizeof(buffer));
   long value = text != nullptr ? strtol(text, nullptr, 10) : 0;
   if (value < 1) return UsableCpus();
   return value < kMaxThreads ? static_cast<int>(value) : kMaxThreads;
 }
 
 uint64_t SpinFromEnvironment() {
-  const char* text = getenv("EDGESDK_SPIN_US");
+  char buffer[32];
+  const char* text = Environment("EDGESDK_SPIN_US", buffer, sizeof(buffer));
   if (text == nullptr) return kDefaultSpinNs;
   long value = strtol(text, nullptr, 10);
   return value > 0 ? static_cast<uint64_t>(value) * 1000u : 0;
@@ -43,13 +45,12 @@ uint64_t SpinFromEnvironment() {
 
 // Runs in a child right after fork(): its copy of the pool has no threads, and its mutexes may be
 // held by threads that do not exist. The next use builds a new pool over it.
-void ForgetSharedPool() { shared_once = PTHREAD_ONCE_INIT; }
+void ForgetSharedPool() { shared_once = EDGERT_ONCE_INIT; }
 
 void MakeShared() {
   static bool forks_are_watched = false;
-  if (!forks_are_watched) {
-    forks_are_watched = pthread_atfork(nullptr, nullptr, ForgetSharedPool) == 0;
-  }
+  if (!forks_are_watched) forks_are_watched = WatchForks(ForgetSharedPool);
+  KeepLoaded();
   new (shared_storage) ThreadPool(ThreadsFromEnvironment(), SpinFromEnvironment());
 }
 
@@ -71,7 +72,7 @@ bool SpinUntil(Done done, uint64_t spin_ns) {
 }  // namespace
 
 ThreadPool& ThreadPool::Shared() {
-  pthread_once(&shared_once, MakeShared);
+  CallOnce(&shared_once, MakeShared);
   return *reinterpret_cast<ThreadPool*>(shared_storage);
 }
 
@@ -96,7 +97,7 @@ ThreadPool::~ThreadPool() {
   stopping_.store(true);
   GiveTickets(num_threads_);
   for (int i = 1; i < num_threads_; ++i) {
-    pthread_join(workers_[i].thread, nullptr);
+    JoinThread(workers_[i].thread);
     workers_[i].~Worker();
   }
   FreeAligned(workers_);
@@ -181,10 +182,10 @@ void ThreadPool::RunTask(int task) {
   }
 }
 
-void* ThreadPool::WorkerMain(void* worker) {
+ThreadResult ThreadPool::WorkerMain(void* worker) {
   Worker* self = static_cast<Worker*>(worker);
   self->pool->WorkerLoop(self);
-  return nullptr;
+  return ThreadResult();
 }
 
 void ThreadPool::WorkerLoop(Worker* worker) {

@@ -8,8 +8,6 @@
 #ifndef EDGERT_THREAD_POOL_H_
 #define EDGERT_THREAD_POOL_H_
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstdint>
 
@@ -53,14 +51,14 @@ class ThreadPool {
     Worker(ThreadPool* the_pool, int the_index) : pool(the_pool), index(the_index) {}
     ThreadPool* const pool;
     const int index;
-    pthread_t thread{};
+    Thread thread{};
     std::atomic<uint32_t> ticket{0};  // loops that this worker was given since it started
     std::atomic<bool> asleep{false};
     Mutex mutex;
     Condition wake;
   };
 
-  static void* WorkerMain(void* worker);
+  static ThreadResult WorkerMain(void* worker);
   void WorkerLoop(Worker* worker);
   bool WaitForTicket(Worker* worker, uint32_t* seen);
   void GiveTickets(int participants);

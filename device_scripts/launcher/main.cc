@@ -2,17 +2,15 @@
 //
 // Exit codes: 0 done, 2 wrong arguments, 7 the library or a file failed, 8 the self-test differs.
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <time.h>
 
 #include "edgesdk_model.h"
 #include "npy.h"
+#include "system.h"
 
 namespace launcher {
 namespace {
@@ -73,30 +71,6 @@ int Complain(int code, const char* format, ...) {
   fputc('\n', stderr);
   va_end(arguments);
   return code;
-}
-
-double NowMs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
-}
-
-// The most memory that was resident. Not getrusage's ru_maxrss where that can be helped: it counts
-// what the process that started this one had before exec, too.
-long long PeakRssBytes() {
-  long long kib = 0;
-  FILE* file = fopen("/proc/self/status", "r");
-  char line[256];
-  while (file != nullptr && kib == 0 && fgets(line, sizeof(line), file) != nullptr) {
-    if (strncmp(line, "VmHWM:", 6) == 0) kib = strtoll(line + 6, nullptr, 10);
-  }
-  if (file != nullptr) fclose(file);
-  if (kib == 0) {
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    kib = usage.ru_maxrss;
-  }
-  return kib * 1024;
 }
 
 bool ParseCount(const char* text, int minimum, int* value) {
@@ -225,14 +199,11 @@ class Session {
  private:
   int Open() {
     double start = NowMs();
-    // dlopen looks for a name without a slash in the system's folders only.
-    char path[4096];
-    const char* prefix = strchr(options_.library, '/') == nullptr ? "./" : "";
-    snprintf(path, sizeof(path), "%s%s", prefix, options_.library);
-    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return Complain(kExitDevice, "cannot load: %s", dlerror());
+    char error[1024];
+    void* library = LoadSharedLibrary(options_.library, error, sizeof(error));
+    if (library == nullptr) return Complain(kExitDevice, "cannot load: %s", error);
     using GetApi = const edgesdk_api* (*)(uint32_t);
-    GetApi get_api = reinterpret_cast<GetApi>(dlsym(library, "edgesdk_get_api"));
+    GetApi get_api = reinterpret_cast<GetApi>(FindFunction(library, "edgesdk_get_api"));
     if (get_api == nullptr) {
       return Complain(kExitDevice, "%s was not made by edgesdk", options_.library);
     }
@@ -481,9 +452,11 @@ class Session {
     }
     edgesdk_memory_info memory;
     api_->memory(model_, &memory);
-    printf(", \"memory\": {\"weights_bytes\": %zu, \"activations_bytes\": %zu, \"io_bytes\": %zu, ",
-           memory.weights_bytes, memory.activations_bytes, memory.io_bytes);
-    printf("\"peak_rss_bytes\": %lld}}\n", PeakRssBytes());
+    printf(", \"memory\": {\"weights_bytes\": %llu, \"activations_bytes\": %llu, ",
+           static_cast<unsigned long long>(memory.weights_bytes),
+           static_cast<unsigned long long>(memory.activations_bytes));
+    printf("\"io_bytes\": %llu, \"peak_rss_bytes\": %lld}}\n",
+           static_cast<unsigned long long>(memory.io_bytes), PeakRssBytes());
   }
 
   void PrintText() {
@@ -541,7 +514,7 @@ class Session {
 }  // namespace
 }  // namespace launcher
 
-int main(int argc, char** argv) {
+int LauncherMain(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (strcmp(argv[i], "--help") == 0) {
       fputs(launcher::kUsage, stdout);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "system.h"
+
 namespace launcher {
 namespace {
 
@@ -135,10 +137,8 @@ bool ReadBody(FILE* file, const char* path, Array* array, char* error, size_t er
   free(header);
   if (!parsed) return false;
   size_t room = array->size_bytes == 0 ? 1 : array->size_bytes;
-  if (posix_memalign(&array->data, kAlignment, room) != 0) {
-    array->data = nullptr;
-    return Fail(error, error_size, path, "out of memory");
-  }
+  array->data = AllocateAligned(room, kAlignment);
+  if (array->data == nullptr) return Fail(error, error_size, path, "out of memory");
   if (fread(array->data, 1, array->size_bytes, file) != array->size_bytes) {
     FreeArray(array);
     return Fail(error, error_size, path, "it is truncated");
@@ -185,7 +185,7 @@ size_t DtypeBytes(edgesdk_dtype dtype) {
 }
 
 bool ReadNpy(const char* path, Array* array, char* error, size_t error_size) {
-  FILE* file = fopen(path, "rb");
+  FILE* file = OpenFile(path, "rb");
   if (file == nullptr) return Fail(error, error_size, path, strerror(errno));
   bool ok = ReadBody(file, path, array, error, error_size);
   fclose(file);
@@ -217,7 +217,7 @@ bool WriteNpy(const char* path, const edgesdk_tensor_info& info, const void* dat
   start[7] = 0;
   start[8] = static_cast<unsigned char>(header_bytes & 0xff);
   start[9] = static_cast<unsigned char>(header_bytes >> 8);
-  FILE* file = fopen(path, "wb");
+  FILE* file = OpenFile(path, "wb");
   if (file == nullptr) return Fail(error, error_size, path, strerror(errno));
   bool ok = fwrite(start, 1, sizeof(start), file) == sizeof(start) &&
             fwrite(header, 1, header_bytes, file) == header_bytes &&
@@ -228,12 +228,12 @@ bool WriteNpy(const char* path, const edgesdk_tensor_info& info, const void* dat
     ok = false;
   }
   if (ok) return true;
-  remove(path);  // half a file is worse than none
+  RemoveFile(path);  // half a file is worse than none
   return Fail(error, error_size, path, strerror(reason));
 }
 
 void FreeArray(Array* array) {
-  free(array->data);
+  FreeAligned(array->data);
   array->data = nullptr;
 }
 

@@ -1,4 +1,4 @@
-"""The contract audit: what a linked ELF file needs from a device, against what the target promises.
+"""The contract audit: what a linked file needs from a device, against what the target promises.
 
 It reads the file itself, so it sees what the linker really did (a newer glibc on the build machine,
 a library that crept in, soft-float objects), whatever the flags were meant to do.
@@ -30,6 +30,13 @@ _MACHINES = {
 # "ELF for the Arm Architecture", e_flags: floats travel in VFP registers.
 _EF_ARM_ABI_FLOAT_HARD = 0x400
 
+# The first bytes of files that are not ELF.
+_PE = b"MZ"
+_MACHO = b"\xcf\xfa\xed\xfe"
+
+# What a model's library shows: edgesdk_model.h and its own opening function.
+_API_PREFIX = "edgesdk_"
+
 # System V ABI, gABI and GNU extensions.
 _PF_X = 1
 _DF_TEXTREL = 4
@@ -39,9 +46,11 @@ _DF_TEXTREL = 4
 class AuditReport:
     """What the file at `path` is and needs.
 
-    `hard_float` is None where the machine has one float ABI only. `versions` maps each required
-    symbol version ("GLIBC_2.34") to the symbols that ask for it. `run_path` holds the entries of
-    RPATH and RUNPATH.
+    `hard_float` is None where the machine has one float ABI only. `needed` are the libraries that
+    the system loads with it. `versions` maps each required symbol version ("GLIBC_2.34") to the
+    symbols that ask for it. `run_path` holds the entries of RPATH and RUNPATH. `shown_on_purpose`
+    says that the linker had a list of the `exports`. A file with `fixed_address` can be loaded
+    nowhere else. `os` is the system that it is for, if the format tells.
     """
 
     path: Path
@@ -56,6 +65,9 @@ class AuditReport:
     undefined: tuple[str, ...] = field(repr=False)
     text_relocations: bool = False
     executable_stack: bool = False
+    fixed_address: bool = False
+    shown_on_purpose: bool = True
+    os: str | None = None
 
     @property
     def glibc(self) -> str | None:
@@ -74,12 +86,20 @@ class AuditReport:
 
 
 def audit_library(path: Path) -> AuditReport:
-    """Reads the shared library or executable `path`; ContractError when it is no ELF file."""
+    """Reads the shared library or executable `path`, of ELF, PE or Mach-O.
+
+    Raises ContractError when it is none of them, or damaged.
+    """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
     try:
         with path.open("rb") as stream:
+            start = stream.read(len(_MACHO))
+            if start.startswith(_PE):
+                return _from_pe(path)
+            if start == _MACHO:
+                return _from_macho(path)
             return _read(path, ELFFile(stream))
     except FileNotFoundError:
         raise ContractError(f"{path} does not exist") from None
@@ -107,6 +127,8 @@ def _first_violation(report: AuditReport, profile: TargetProfile) -> tuple[str, 
         return f"is built for {report.machine}, the target {name} is {profile.machine}", (
             toolchain_hint
         )
+    if report.os is not None and report.os != contract.os:
+        return f"is built for {report.os}, the target {name} is {contract.os}", toolchain_hint
     if report.hard_float is False:
         return f"passes floats the soft-float way, the target {name} is hard-float", (
             'set mfloat-abi = "hard" in the [tvm] table of the profile'
@@ -115,6 +137,11 @@ def _first_violation(report: AuditReport, profile: TargetProfile) -> tuple[str, 
         return "has text relocations, which hardened systems refuse to load", toolchain_hint
     if report.executable_stack:
         return "asks for an executable stack, which hardened systems refuse", toolchain_hint
+    if report.fixed_address:
+        return "can be loaded at one address only, which hardened systems refuse", toolchain_hint
+    strays = [name for name in report.exports if not name.startswith(_API_PREFIX)]
+    if strays and not report.shown_on_purpose:
+        return f"shows the symbol {strays[0]}, which is no part of the C API", toolchain_hint
     for entry in report.run_path:
         if not entry.startswith("$ORIGIN"):
             return f"looks for libraries in {entry}, a folder of the build machine", toolchain_hint
@@ -123,8 +150,11 @@ def _first_violation(report: AuditReport, profile: TargetProfile) -> tuple[str, 
         problem = _version_problem(version, report.versions[version], profile)
         if problem is not None:
             return problem
+    # Windows does not tell upper from lower case in their names.
+    fold = str.lower if contract.os == "windows" else str
+    promised = {fold(library) for library in contract.libraries}
     for library in report.needed:
-        if library not in contract.libraries:
+        if fold(library) not in promised:
             return f"needs {library}, which the target {name} does not promise", (
                 f"link without it, or add it to 'contract.libraries' of {profile.path or name}"
             )
@@ -225,4 +255,48 @@ def _read(path: Path, elf: ELFFile) -> AuditReport:
         text_relocations=text_relocations,
         # Without the header the kernel falls back to an executable stack.
         executable_stack=not stacks or any(s["p_flags"] & _PF_X for s in stacks),
+    )
+
+
+def _from_pe(path: Path) -> AuditReport:
+    from edgesdk.bundle.pe import read_image
+
+    image = read_image(path)
+    return AuditReport(
+        path=path,
+        machine=image.machine,
+        bits=image.bits,
+        hard_float=None,
+        soname=image.name,
+        needed=tuple(image.imports),
+        run_path=(),
+        versions={},
+        exports=image.exports,
+        undefined=tuple(sorted({s for symbols in image.imports.values() for s in symbols})),
+        executable_stack=image.data_executes,
+        fixed_address=not image.moves,
+        shown_on_purpose=False,
+        os="windows",
+    )
+
+
+def _from_macho(path: Path) -> AuditReport:
+    from edgesdk.bundle.macho import read_image
+
+    image = read_image(path)
+    return AuditReport(
+        path=path,
+        machine=image.machine,
+        bits=image.bits,
+        hard_float=None,
+        soname=image.name,
+        needed=image.libraries,
+        run_path=image.run_path,
+        versions={},
+        exports=image.exports,
+        undefined=image.undefined,
+        executable_stack=image.stack_executes,
+        fixed_address=not image.moves,
+        shown_on_purpose=False,
+        os=image.system,
     )

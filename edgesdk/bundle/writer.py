@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from edgesdk.bundle import Bundle, file_sha256
 from edgesdk.bundle.faces import readme_parts, write_faces
 from edgesdk.bundle.manifest import MANIFEST_NAME, FileInfo, Manifest, TensorInfo
+from edgesdk.bundle.pe import link_files
 from edgesdk.errors import CompileError, UsageError
 from edgesdk.resources import data_folder
 
@@ -74,6 +75,9 @@ def write_bundle(
     for name in ("lib", "bin", "include", "golden", f"lib/cmake/{manifest.name}"):
         (folder / name).mkdir(parents=True)
     shutil.move(library, folder / manifest.library)
+    if manifest.contract.os == "windows":
+        for name, data in link_files(folder / manifest.library).items():
+            (folder / manifest.library).with_name(name).write_bytes(data)
     shutil.copyfile(launcher, folder / manifest.launcher)
     (folder / manifest.launcher).chmod(0o755)
     public = data_folder("device_scripts") / "include" / "edgesdk_model.h"
@@ -164,7 +168,7 @@ if(NOT TARGET $name::$name)
   add_library($name::$name SHARED IMPORTED)
   set_target_properties($name::$name PROPERTIES
     IMPORTED_LOCATION "$${_edgesdk_bundle}/$library"
-    IMPORTED_SONAME "$soname"
+    $link_by
     INTERFACE_INCLUDE_DIRECTORIES "$${_edgesdk_bundle}/include")
 endif()
 set(${name}_GOLDEN_DIR "$${_edgesdk_bundle}/golden")
@@ -173,9 +177,11 @@ unset(_edgesdk_bundle)
 
 
 def _cmake_config(manifest: Manifest) -> str:
-    return _CMAKE.substitute(
-        name=manifest.name, library=manifest.library, soname=Path(manifest.library).name
-    )
+    file = Path(manifest.library)
+    link_by = f'IMPORTED_SONAME "{file.name}"'
+    if manifest.contract.os == "windows":
+        link_by = f'IMPORTED_IMPLIB "${{_edgesdk_bundle}}/{file.with_suffix(".lib").as_posix()}"'
+    return _CMAKE.substitute(name=manifest.name, library=manifest.library, link_by=link_by)
 
 
 _README = Template("""\
@@ -190,8 +196,8 @@ needs nothing but the C library.
 
 Copy the folder to the device, then there:
 
-    ./$launcher $library --selftest golden
-    ./$launcher $library --selftest golden --warmup 5 --repeat 50
+    $run --selftest golden
+    $run --selftest golden --warmup 5 --repeat 50
 
 The first compares the device's results with the reference's, the second measures the latency.
 `--help` shows how to run it on your own .npy files.
@@ -264,12 +270,17 @@ def _readme(manifest: Manifest) -> str:
         name=manifest.name,
         target=manifest.target,
         description=manifest.description,
-        launcher=manifest.launcher,
-        library=manifest.library,
+        run=_command(manifest),
         ports="\n".join(lines),
         contract="\n".join(needs),
         **readme_parts(manifest),
     )
+
+
+def _command(manifest: Manifest) -> str:
+    """How the launcher is started from the bundle's folder."""
+    command = f"./{manifest.launcher} {manifest.library}"
+    return command.replace("/", "\\") if manifest.contract.os == "windows" else command
 
 
 def _describe(tensor: TensorInfo) -> str:

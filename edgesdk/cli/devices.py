@@ -63,8 +63,8 @@ def targets_show(
         return
     cpu, contract = profile.cpu, profile.contract
     libc = " ".join(w for w in (contract.libc, contract.libc_version) if w)
+    system = [contract.os, " or ".join(contract.machine), *([f"{libc} or newer"] if libc else [])]
     l3 = f", L3 {cpu.l3_kib} KiB" if cpu.l3_kib else ""
-    emulator = profile.emulator
     print(
         console.facts(
             [
@@ -75,9 +75,9 @@ def targets_show(
                 ("cores", str(cpu.cores)),
                 ("caches", f"L1d {cpu.l1d_kib} KiB, L2 {cpu.l2_kib} KiB{l3}"),
                 ("vectors", f"{cpu.vector_registers} registers of {cpu.vector_bits} bits"),
-                ("system", f"{contract.os}, {' or '.join(contract.machine)}, {libc} or newer"),
+                ("system", ", ".join(system)),
                 ("cpu features", " ".join(contract.cpu_features)),
-                ("emulator", f"qemu-{emulator.qemu} -cpu {emulator.cpu}" if emulator else ""),
+                ("emulator", str(profile.emulator or "")),
                 ("file", str(profile.path)),
             ]
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgesdk.compiler.objects import fit_for_linking, global_symbols
 from edgesdk.errors import CompileError, UnsupportedModelError
 
 # What edgert has of TVM's runtime (device_scripts/edgert/tvm_symbols.cc).
@@ -44,7 +44,9 @@ def write_object(functions: dict[str, Any], target: Any, path: Path) -> None:
                 f"TVM could not generate code: {last_words(error)}",
                 hint="please report this with the model's operators (`edgesdk inspect`)",
             ) from error
-        shutil.copyfileobj(memory, file)
+        data = bytearray(memory.read())
+        fit_for_linking(data, provided=_PROVIDED)
+        file.write(data)
 
 
 def _pipeline() -> str:
@@ -100,17 +102,10 @@ def check_symbols(path: Path) -> None:
 
     Generated code keeps such functions in weak variables of its own, so the linker would not say.
     """
-    from elftools.elf.elffile import ELFFile
-
-    with path.open("rb") as stream:
-        table = ELFFile(stream).get_section_by_name(".symtab")
-        names = [
-            symbol.name
-            for symbol in table.iter_symbols()
-            if symbol.entry["st_info"]["bind"] != "STB_LOCAL"
-        ]
     foreign = sorted(
-        n for n in names if n.startswith(("TVM", "__TVM", "__tvm_ffi__")) and n not in _PROVIDED
+        name
+        for name in global_symbols(path.read_bytes())
+        if name.startswith(("TVM", "__TVM", "__tvm_ffi__")) and name not in _PROVIDED
     )
     if foreign:
         raise UnsupportedModelError(

@@ -23,9 +23,8 @@ _CXX_FLAGS = (
     "-Wno-missing-field-initializers",
 )
 _DEFINES = {"EDGESDK_BUILDING_LIBRARY": ""}
-# The pool's threads run this library's code until the process ends: it must never be unmapped.
-_LINK_FLAGS = ("-Wl,-z,nodelete", "-Wl,-Bsymbolic")
 # What candidates need of edgert, the agent has; the rest of edgert runs whole models.
+_AGENT_LAUNCHER = ("npy", "system_posix")
 _AGENT_EDGERT = ("executor", "platform", "thread_pool", "tvm_symbols")
 
 
@@ -52,15 +51,13 @@ def link_library(
     toolchain.compile_object(
         model_source, model_object, include=include_folders(), defines=_DEFINES, flags=_CXX_FLAGS
     )
-    script = build / "exports.map"
-    names = "".join(f"    {name};\n" for name in ("edgesdk_get_api", "edgesdk_model_*", *exported))
-    script.write_text(f"{{\n  global:\n{names}  local:\n    *;\n}};\n")
     toolchain.link_shared(
         [model_object, *objects, *edgert_objects(toolchain)],
         output,
         soname=output.name,
-        version_script=script,
-        flags=_LINK_FLAGS,
+        exported=("edgesdk_get_api", "edgesdk_model_*", *exported),
+        # The pool's threads run this library's code until the process ends.
+        flags=toolchain.object_format.resident_flags,
     )
 
 
@@ -73,7 +70,8 @@ def edgert_objects(toolchain: Toolchain) -> list[Path]:
 def launcher(toolchain: Toolchain) -> Path:
     """Returns the launcher executable for `toolchain`, from the cache or freshly built."""
     folder = data_folder("device_scripts") / "launcher"
-    return _cached_program("edgesdk-run", sorted(folder.glob("*.cc")), toolchain)
+    flags = toolchain.object_format.launcher_flags
+    return _cached_program("edgesdk-run", sorted(folder.glob("*.cc")), toolchain, flags=flags)
 
 
 def agent(toolchain: Toolchain) -> Path:
@@ -81,7 +79,7 @@ def agent(toolchain: Toolchain) -> Path:
     scripts = data_folder("device_scripts")
     sources = [
         *sorted((scripts / "agent").glob("*.cc")),
-        scripts / "launcher" / "npy.cc",
+        *(scripts / "launcher" / f"{name}.cc" for name in _AGENT_LAUNCHER),
         *(scripts / "edgert" / f"{name}.cc" for name in _AGENT_EDGERT),
     ]
     # Candidates call functions of the program that loads them.
@@ -92,10 +90,10 @@ def _cached_program(
     name: str, sources: Sequence[Path], toolchain: Toolchain, *, flags: Sequence[str] = ()
 ) -> Path:
     objects = [_cached_object(source, toolchain) for source in sources]
-    path = objects[0].parent / name
+    path = objects[0].parent / toolchain.object_format.program.format(name)
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-            fresh = Path(temporary) / name
+            fresh = Path(temporary) / path.name
             toolchain.link_executable(objects, fresh, flags=flags)
             toolchain.strip(fresh)
             fresh.replace(path)

@@ -59,13 +59,11 @@ def _built(name: str, folder: Path) -> Path:
     toolchain = load_toolchain(name)
     source = folder / f"{name}.cc"
     source.write_text(SOURCE)
-    script = folder / f"{name}.map"
-    script.write_text("{ global: f; local: *; };\n")
     return toolchain.link_shared(
         [toolchain.compile_object(source, folder / f"{name}.o")],
         folder / f"lib{name}.so",
         soname="libsample.so",
-        version_script=script,
+        exported=["f"],
     )
 
 
@@ -281,6 +279,9 @@ def test_no_elf_file_truncated_or_missing(folder: Path) -> None:
         with pytest.raises(ContractError, match=r"broken\.so"):
             audit_library(path)
     path.write_bytes(b"MZ" + whole[2:])
+    with pytest.raises(ContractError, match="is not a whole PE file"):
+        audit_library(path)
+    path.write_bytes(b"!!" + whole[2:])
     with pytest.raises(ContractError, match="is not a whole ELF file"):
         audit_library(path)
 

@@ -53,9 +53,11 @@ def test_the_promised_toolchains_are_shipped() -> None:
     assert SHIPPED == [
         "gnu-aarch64",
         "gnu-armhf",
+        "mingw-x86_64",
         "native",
         "zig-aarch64",
         "zig-armhf",
+        "zig-windows-x86_64",
         "zig-x86_64",
     ]
 
@@ -65,7 +67,8 @@ def test_shipped_toolchain_loads(name: str) -> None:
     toolchain = load_toolchain(name)
     assert toolchain.name == name
     assert toolchain.description
-    suffix = {"armhf": "arm"}.get(name.partition("-")[2], name.partition("-")[2])
+    suffix = name.rpartition("-")[2] if "-" in name else ""
+    suffix = {"armhf": "arm"}.get(suffix, suffix)
     assert toolchain.builds_for == (suffix or machine_of(platform.machine()))
     if name.startswith("zig-"):
         assert toolchain.install_command == "pip install 'edgesdk[zig]'"
