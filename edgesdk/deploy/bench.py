@@ -181,7 +181,7 @@ def bench_placed(
         temperature_after_c=after.temperature_c,
         layers=layers,
         against=comparisons,
-        warnings=doubts(before, after, latency),
+        warnings=(*doubts(before, after, latency), *(n for o in opponents for n in o.notes)),
     )
 
 
@@ -230,8 +230,16 @@ class _OnnxRuntime:
     def __init__(self, placed: PlacedBundle, model: Path) -> None:
         import onnxruntime
 
+        from edgesdk.frontend.sources import open_source
+
         self.version: str = onnxruntime.__version__
-        self._model = model
+        source = open_source(model)
+        self._model = source.onnx
+        self.notes = (
+            (f"onnxruntime ran the ONNX model that {model.name} was converted to here",)
+            if source.kind != "ONNX"
+            else ()
+        )
         self._inputs = golden_inputs(placed.bundle)
         self._session: Any = None
 
@@ -273,7 +281,7 @@ def _opponent(placed: PlacedBundle, name: str, model: Path | None) -> _OnnxRunti
     if model is None:
         raise UsageError(
             f"comparing with {name} needs the model itself, which is not in the bundle",
-            hint="add --model MODEL.onnx",
+            hint="add --model MODEL",
         )
     _check_same_model(placed.bundle.manifest, model)
     return _OnnxRuntime(placed, model)

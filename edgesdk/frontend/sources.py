@@ -183,7 +183,7 @@ def _converted(path: Path, kind: Kind, state: tuple[int, ...]) -> Source:
     }
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     conversion = converters[kind](path)
-    file = _temporary_folder() / f"{digest[:16]}-{len(list(_temporary_folder().iterdir()))}.onnx"
+    file = Path(tempfile.mkdtemp(dir=temporary_folder())) / "model.onnx"
     _write(conversion, file)
     return Source(path, kind, file, digest, conversion.operators, conversion.notes)
 
@@ -201,7 +201,8 @@ def _convert_torch(path: Path) -> Conversion:
 
 
 @functools.cache
-def _temporary_folder() -> Path:
+def temporary_folder() -> Path:
+    """A folder that is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="edgesdk-onnx-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

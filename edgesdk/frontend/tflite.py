@@ -49,7 +49,7 @@ def convert_tflite(content: bytes, name: str) -> Conversion:
     if not model.subgraphs:
         raise ModelError(f"{name} holds no graph", hint="export or download the model again")
     try:
-        writer = Writer(model)
+        writer = Writer(model, content)
         for operator in model.subgraphs[0].operators or ():
             convert_operator(writer.operator(operator))
         return writer.finish(name)
@@ -177,8 +177,8 @@ class Operator:
 class Writer:
     """Writes ONNX nodes for the operators of a TFLite model's first graph."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, content: bytes) -> None:
+        self.model, self.content = model, content
         self.graph = model.subgraphs[0]
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, Array] = {}
@@ -252,42 +252,41 @@ class Writer:
         dimensions or are constants that broadcast.
         """
         given = [t for t in tensors if t is not None]
-        read = [self._read(t).real for t in given if t.const is None]
-        first = any(form.nchw and not form.plain for form in read)
+        forms = [t.stored for t in given if t.const is None]
+        first = any(form.nchw and not form.plain for form in forms)
         return first and all(t.rank == 4 or (t.const is not None and t.rank < 4) for t in given)
 
-    def _read(self, tensor: Tensor) -> Tensor:
-        """`tensor` with a `real` form, dequantised where it is quantised."""
-        if tensor.real.plain or tensor.real.nchw or tensor.const is not None:
-            return tensor
-        if tensor.scale is None:
-            tensor.real = tensor.stored
-        for form in ("plain", "nchw"):
-            stored = getattr(tensor.stored, form)
-            if stored and tensor.scale is not None:
-                axis = tensor.axis if form == "plain" else TO_NHWC.index(tensor.axis)
-                setattr(tensor.real, form, self._dequantised(stored, tensor, axis))
-        if not tensor.real.plain and not tensor.real.nchw:
+    def stored(self, tensor: Tensor, *, nchw: bool = False) -> str:
+        """The ONNX value of `tensor` as it is stored, computed at run time."""
+        form = tensor.stored
+        if not form.plain and not form.nchw:
             raise RefusedOperatorError(f"it reads {tensor.name!r}, which is never computed")
-        return tensor
+        if nchw and not form.nchw:
+            form.nchw = self.node("Transpose", form.plain, perm=list(TO_NCHW))
+        if not nchw and not form.plain:
+            form.plain = self.node("Transpose", form.nchw, perm=list(TO_NHWC))
+        return form.nchw if nchw else form.plain
 
     def real(self, tensor: Tensor, *, nchw: bool = False) -> str:
         """The ONNX value of `tensor`, dequantised, in the file's order or with channels first.
 
         A constant of fewer than four dimensions gets leading ones before its axes change places.
         """
-        form = self._read(tensor).real
-        if tensor.const is not None and not (form.nchw if nchw else form.plain):
+        if tensor.const is None and tensor.scale is None:
+            return self.stored(tensor, nchw=nchw)
+        order = "nchw" if nchw else "plain"
+        known: str = getattr(tensor.real, order)
+        if known:
+            return known
+        if tensor.const is None:
+            value = self._dequantised(self.stored(tensor, nchw=nchw), tensor, tensor.axis)
+        else:
             array = real_array(tensor)
             if nchw and array.size > 1:
                 array = array.reshape((*[1] * (4 - array.ndim), *array.shape)).transpose(TO_NCHW)
             value = self.constant(np.ascontiguousarray(array), tensor.name)
-            setattr(form, "nchw" if nchw else "plain", value)
-        if nchw and not form.nchw:
-            form.nchw = self.node("Transpose", form.plain, perm=list(TO_NCHW))
-        if not nchw and not form.plain:
-            form.plain = self.node("Transpose", form.nchw, perm=list(TO_NHWC))
-        return form.nchw if nchw else form.plain
+        setattr(tensor.real, order, value)
+        return value
 
     def weight(self, tensor: Tensor, perm: Sequence[int]) -> str:
         """`tensor` with its axes in the order `perm`; integers stay integers in the model."""
@@ -329,7 +328,7 @@ class Writer:
         node.doc_string = reason
         for tensor in op.outputs:
             tensor.stored = Form(plain=self.fresh(f"{tensor.name}/refused"))
-            tensor.real = tensor.stored
+            tensor.scale = None
             node.output.append(tensor.stored.plain)
 
     def finish(self, name: str) -> Conversion:
@@ -337,10 +336,8 @@ class Writer:
         for index in self.graph.outputs:
             tensor = self.tensors[index]
             self.label = tensor.name
-            if tensor.const is not None:
-                value = self.constant(tensor.const)
-            else:
-                value = self._stored_plain(tensor)
+            constant = tensor.const
+            value = self.stored(tensor) if constant is None else self.constant(constant)
             label = tensor.name
             if label in {o.name for o in outputs} or tensor in self.inputs:
                 label = self.fresh(label)
@@ -360,14 +357,6 @@ class Writer:
         )
         lines = tuple(f"{line} x{n}" if n > 1 else line for line, n in sorted(self.notes.items()))
         return Conversion(proto, self.weights, dict(self.counts.most_common()), lines)
-
-    def _stored_plain(self, tensor: Tensor) -> str:
-        form = tensor.stored
-        if not form.plain and not form.nchw:
-            raise ValueError(f"no operator computes the output {tensor.name!r}")
-        if not form.plain:
-            form.plain = self.node("Transpose", form.nchw, perm=list(TO_NHWC))
-        return form.plain
 
     def _dims(self, index: int) -> list[int | str]:
         """An input's sizes; those that the file leaves open have no name."""
@@ -390,12 +379,19 @@ class Writer:
             tensor.zero = np.asarray(zero if len(zero) else [0] * tensor.scale.size)
             tensor.zero = np.broadcast_to(tensor.zero, tensor.scale.shape).astype(dtype)
             tensor.axis = int(quantisation.quantizedDimension)
-        buffer = self.model.buffers[raw.buffer]
-        if int(buffer.offset or 0) > 1:
-            raise ValueError("weights behind the end of the flatbuffer are not supported")
-        if buffer.data is not None and len(buffer.data) and not raw.isVariable:
-            tensor.const = _content(raw, buffer.data, shape, dtype, name)
+        octets = self._octets(self.model.buffers[raw.buffer])
+        if octets.size and not raw.isVariable:
+            tensor.const = _content(raw, octets, shape, dtype)
         return tensor
+
+    def _octets(self, buffer: Any) -> Array:
+        """A buffer's bytes: in the flatbuffer, or behind its end."""
+        start, size = int(buffer.offset or 0), int(buffer.size or 0)
+        if start > 1:
+            if start + size > len(self.content):
+                raise ValueError("weights are missing at its end")
+            return np.frombuffer(self.content, np.uint8, size, start)
+        return np.asarray(_indices(buffer.data), np.uint8)
 
 
 def real_array(tensor: Tensor) -> Array:
@@ -434,18 +430,15 @@ def _dtype(number: int, name: str) -> np.dtype[Any]:
         return np.dtype(object)
 
 
-def _content(
-    raw: Any, data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str
-) -> Array | None:
+def _content(raw: Any, octets: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
     kinds = schema().TensorType
     if dtype.kind == "O":
         return None
-    octets = np.asarray(data, np.uint8)
     if raw.type in (kinds.INT4, kinds.UINT4):
         return _unpacked(octets, shape, dtype)
     if raw.type == kinds.INT2:
         return None
-    values = octets.view(np.uint8)[: octets.size // dtype.itemsize * dtype.itemsize].view(dtype)
+    values = octets[: octets.size // dtype.itemsize * dtype.itemsize].view(dtype)
     if raw.sparsity is not None:
         return _dense(raw.sparsity, values, shape)
     return values.reshape(shape)

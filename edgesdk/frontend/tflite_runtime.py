@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.errors import ModelError
@@ -52,7 +55,6 @@ class TFLiteSession:
     ) -> Any:
         from edgesdk.frontend.tflite import missing_interpreter
 
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
             from ai_edge_litert.interpreter import Interpreter, OpResolverType
         except ImportError as error:
@@ -69,10 +71,25 @@ class TFLiteSession:
                 shape = [int(d) for d in shapes.get(name, detail["shape"])]
                 if shape != list(detail["shape"]):
                     interpreter.resize_tensor_input(detail["index"], shape)
-            interpreter.allocate_tensors()
+            with _silent():
+                interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             if plain:
                 return self._open(names, shapes, plain=False)
             text = " ".join(str(error).split())[:200]
             raise ModelError(f"TFLite's interpreter refuses {self.path.name}: {text}") from error
         return interpreter
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps the interpreter's own lines, which no setting switches off, from stderr."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

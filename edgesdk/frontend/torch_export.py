@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.errors import EdgeSdkError, ModelError, ToolMissingError, UsageError
 from edgesdk.frontend.graph import CORE_OPSET
-from edgesdk.frontend.sources import Conversion
+from edgesdk.frontend.sources import Conversion, temporary_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,18 +41,23 @@ def convert_program(path: Path) -> Conversion:
         raise _missing("onnxscript") from error
     with _quiet(), _told(f"PyTorch cannot convert {path.name} to ONNX"):
         result = torch.onnx.export(program, dynamo=True, opset_version=CORE_OPSET, verbose=False)
-        return Conversion(result.model_proto)
+        calls = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+        counts = Counter(name.removesuffix(".default") for name in calls)
+        return Conversion(result.model_proto, operators=dict(counts.most_common()))
 
 
-def export_module(
-    module: torch.nn.Module, example_inputs: Sequence[Any] | None, folder: Path
-) -> Path:
-    """Exports a module for inputs like `example_inputs` into a .pt2 file in `folder`.
+def export_module(module: torch.nn.Module, example_inputs: Sequence[Any] | None) -> Path:
+    """Exports a module for inputs like `example_inputs` into a .pt2 file, gone with the process.
 
-    The file has the name of the module's class. Raises UsageError for a module in training mode or
-    without example inputs, ModelError when it cannot be exported.
+    The file has the name of the module's class. Raises UsageError for what is no module, is in
+    training mode or has no example inputs, ModelError when it cannot be exported.
     """
     torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"a model is a path or a torch.nn.Module, not {type(module).__name__}",
+            hint="give the path of an .onnx, .tflite or .pt2 file",
+        )
     name = type(module).__name__
     if not example_inputs:
         raise UsageError(
@@ -59,7 +66,8 @@ def export_module(
         )
     if module.training:
         raise UsageError(f"{name} is in training mode", hint=f"call {name}.eval() first")
-    path = folder / f"{re.sub('(?<=[a-z0-9])(?=[A-Z])', '_', name).lower()}.pt2"
+    folder = tempfile.mkdtemp(dir=temporary_folder())
+    path = Path(folder) / f"{re.sub('(?<=[a-z0-9])(?=[A-Z])', '_', name).lower()}.pt2"
     with _quiet(), _told(f"PyTorch cannot export {name}"):
         torch.export.save(torch.export.export(module, tuple(example_inputs)), path)
     return path
@@ -94,7 +102,7 @@ class TorchSession:
         tree = torch.utils._pytree
         tensors = [torch.from_numpy(np.array(feeds[name])) for name in self.dtypes]
         args, kwargs = self._arguments(tensors)
-        with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=self._optimise), _quiet():
+        with _quiet(), torch.inference_mode(), torch.backends.mkldnn.flags(enabled=self._optimise):
             results = self._module(*args, **kwargs)
         flat = [r for r in tree.tree_leaves(results) if isinstance(r, torch.Tensor)]
         return [r.numpy() for r in flat]
