@@ -175,7 +175,11 @@ def _fill(
             "repairs": list(imported.repairs),
             "kernel_calls": compiled.num_kernel_calls,
             "activations_bytes": compiled.activations_bytes,
-            "coverage": dataclasses.asdict(compiled.coverage),
+            "coverage": {
+                "rungs": compiled.coverage.rungs,
+                "shares": {r: round(share, 4) for r, share in compiled.coverage.shares.items()},
+                "problems": compiled.coverage.problems,
+            },
             "records_skipped": dict(records_skipped),
             "toolchain": compiled.toolchain.name,
             "tvm_target": profile.tvm,

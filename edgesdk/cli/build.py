@@ -245,8 +245,10 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
             f"{checked.how}, largest error {checked.max_relative_error:.2g} relative"
             f" (allowed {checked.tolerance:g}) to {checked.reference}"
         )
-    rungs = build["coverage"]["rungs"]
-    served = ", ".join(f"{len(kernels)} {rung}" for rung, kernels in rungs.items())
+    served = ", ".join(
+        f"{len(kernels)} {rung} ({build['coverage']['shares'][rung]:.0%} of the estimated time)"
+        for rung, kernels in build["coverage"]["rungs"].items()
+    )
     return console.facts(
         [
             ("bundle", _shown(bundle.path)),

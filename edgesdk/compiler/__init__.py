@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,15 @@ def compile_model(
     }
     symbols = {name: _symbol(name, index) for index, name in enumerate(sorted(kernels))}
     progress(f"scheduling {len(kernels)} kernels")
-    code = _generate(kernels, symbols, profile, lookup=lookup, build=build, progress=progress)
+    code = _generate(
+        kernels,
+        symbols,
+        profile,
+        calls=_calls(module["main"]),
+        lookup=lookup,
+        build=build,
+        progress=progress,
+    )
     progress("planning memory")
     plan = make_plan(module, on_device=code.on_device)
     del module, kernels
@@ -124,6 +133,7 @@ def _generate(
     symbols: dict[str, str],
     profile: TargetProfile,
     *,
+    calls: Counter[str],
     lookup: Lookup | None,
     build: Path,
     progress: Callable[[str], None],
@@ -132,17 +142,17 @@ def _generate(
     import tvm
 
     if profile.gpu is None:
-        scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup)
+        scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup, calls=calls)
         progress(f"generating code for {len(kernels)} kernels")
         target = tvm.target.Target(profile.tvm)
         return _Code(coverage, _write_kernels(scheduled, symbols, target, build), {})
-    scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup)
+    scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup, calls=calls)
     progress(f"generating code for {len(kernels)} kernels")
     code, refused = _device_code(scheduled, symbols, tvm.target.Target(profile.tvm))
     objects: list[Path] = []
     if refused:
         host = profile.host()
-        rest, host_coverage = schedule_kernels({n: kernels[n] for n in refused}, host)
+        rest, host_coverage = schedule_kernels({n: kernels[n] for n in refused}, host, calls=calls)
         objects = _write_kernels(rest, symbols, tvm.target.Target(host.tvm), build)
         coverage = _merged(coverage, host_coverage, refused)
     images = None
@@ -153,6 +163,19 @@ def _generate(
     return _Code(coverage, objects, on_device, images)
 
 
+def _calls(main: Any) -> Counter[str]:
+    """How often one run of the lowered network calls each kernel."""
+    from tvm import ir
+
+    values = (binding.value for block in main.body.blocks for binding in block.bindings)
+    return Counter(
+        value.args[0].name_hint
+        for value in values
+        if getattr(getattr(value, "op", None), "name", "") == "relax.call_tir"
+        and isinstance(value.args[0], ir.GlobalVar)
+    )
+
+
 def _merged(gpu: Coverage, cpu: Coverage, refused: dict[str, str]) -> Coverage:
     """The coverage of kernels on both processors; rungs of the CPU are called "cpu RUNG"."""
     rungs = {r: tuple(n for n in names if n not in refused) for r, names in gpu.rungs.items()}
@@ -161,6 +184,7 @@ def _merged(gpu: Coverage, cpu: Coverage, refused: dict[str, str]) -> Coverage:
     return Coverage(
         {rung: names for rung, names in rungs.items() if names},
         (*gpu.problems, *reasons, *cpu.problems),
+        gpu.cycles | cpu.cycles,
     )
 
 

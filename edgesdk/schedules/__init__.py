@@ -6,17 +6,20 @@ A *candidate* says how a kernel is scheduled, as plain data that a tuning record
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8, generic, pool, winograd
+from edgesdk.schedules.features import floor_cycles, kernel_facts
 from edgesdk.schedules.gpu import gemm
 from edgesdk.schedules.gpu import generic as gpu_generic
 from edgesdk.schedules.template import Knobs, Space, Template
 
 Candidate = dict[str, Any]
+# The rung of kernels that keep the loops they came with.
+PLAIN = "plain"
 # Finds a tuned candidate for a kernel: (candidate, name of the rung), or None.
 Lookup = Callable[[Any], "tuple[Candidate, str] | None"]
 
@@ -31,10 +34,21 @@ _GPU_TEMPLATES: dict[str, Template] = {template.name: template for template in g
 @dataclass(frozen=True)
 class Coverage:
     """`rungs` maps the name of a rung to the kernels it served; `problems` says why a better rung
-    failed on a kernel, one line each."""
+    failed on a kernel, one line each. `cycles` is what all calls of a kernel take in one run, by
+    estimate: see `features.floor_cycles`."""
 
     rungs: dict[str, tuple[str, ...]]
     problems: tuple[str, ...] = ()
+    cycles: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part of the network's estimated time that each rung serves; together 1."""
+        total = sum(self.cycles.values()) or 1.0
+        return {
+            rung: sum(self.cycles.get(name, 0.0) for name in names) / total
+            for rung, names in self.rungs.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -58,18 +72,26 @@ class KernelSpace:
 
 
 def schedule_kernels(
-    kernels: dict[str, Any], profile: TargetProfile, *, lookup: Lookup | None = None
+    kernels: dict[str, Any],
+    profile: TargetProfile,
+    *,
+    lookup: Lookup | None = None,
+    calls: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, Any], Coverage]:
     """Schedules each PrimFunc of `kernels` for `profile`. Never fails: a kernel that no rung takes
-    keeps its plain loops, and the coverage says so."""
+    keeps its plain loops, and the coverage says so. `calls` counts each kernel's calls in a run of
+    the network; those that are not in it count once."""
     scheduled: dict[str, Any] = {}
     rungs: dict[str, list[str]] = {}
     problems: list[str] = []
+    cycles: dict[str, float] = {}
     for name, function in kernels.items():
         scheduled[name], rung, reasons = _climb(function, profile, lookup)
         rungs.setdefault(rung, []).append(name)
         problems += [f"{name}: {reason}" for reason in reasons]
-    return scheduled, Coverage({k: tuple(v) for k, v in rungs.items()}, tuple(problems))
+        once = floor_cycles(kernel_facts(function), profile, vectors=rung != PLAIN)
+        cycles[name] = once * (calls or {}).get(name, 1)
+    return scheduled, Coverage({k: tuple(v) for k, v in rungs.items()}, tuple(problems), cycles)
 
 
 def kernel_space(function: Any, profile: TargetProfile) -> KernelSpace:
@@ -142,7 +164,7 @@ def _climb(
             reasons.append(f"{rung}: {_reason(error)}")
     if profile.gpu is not None:
         function = gpu_generic.schedule_plain(function)
-    return function, "plain", reasons
+    return function, PLAIN, reasons
 
 
 def _generic(profile: TargetProfile) -> Any:
