@@ -17,8 +17,11 @@ from edgesdk.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
+    from edgesdk.bundle.manifest import VerificationInfo
     from edgesdk.compiler import CompiledModel
+    from edgesdk.compiler.gate import Sample
     from edgesdk.deploy.bench import BenchReport
     from edgesdk.deploy.push import RemoteBundle
     from edgesdk.deploy.verify import VerifyReport
@@ -31,30 +34,35 @@ if TYPE_CHECKING:
     from edgesdk.tuning.state import SessionState
 
 PRECISIONS = ("fp32",)
-GOLDEN_SEED = 0
 
 
 def compile(
-    model: str | Path,
+    model: str | Path | torch.nn.Module,
     *,
     target: str = "local",
+    example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     output: str | Path | None = None,
     precision: str = "fp32",
     verify: bool = True,
+    inputs: Mapping[str, np.ndarray] | None = None,
     tuned: bool = True,
     device_key: DeviceKey | None = None,
     records: Path | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Bundle:
-    """Compiles an ONNX model for a target and returns the bundle that it wrote.
+    """Compiles a model for a target and returns the bundle that it wrote.
 
-    `shapes` fixes dimensions that the model leaves open: input name -> sizes. `output` is the
-    bundle's folder, by default `bundles/<model>-<target>`; a bundle that stands there is replaced.
-    With `verify` (always, unless the results are checked elsewhere) the outputs are compared with
-    ONNX Runtime's before the bundle is written. `tuned` lets kernels use what `edgesdk tune` found
-    (in the user's database, or in `records`), best for the kind of device
-    `device_key`. `progress` hears each stage's name.
+    `model` is a file (ONNX, TFLite, or what torch.export.save wrote), or a PyTorch module with
+    `example_inputs`, the arguments that its forward() takes. `shapes` fixes dimensions that the
+    model leaves open: input name -> sizes. `output` is the bundle's folder, by default
+    `bundles/<model>-<target>`; a bundle that stands there is replaced. With `verify` (always,
+    unless the results are checked elsewhere) the outputs are compared with those of ONNX Runtime,
+    TFLite or PyTorch, as the model is of one of them, before the bundle is written, on drawn inputs
+    and on `inputs` (by the model's own names), if there are some. Where they differ,
+    `<output>.mismatch` gets a reproducer. `tuned` lets kernels use what `edgesdk tune` found (in
+    the user's database, or in `records`), best for the kind of device `device_key`. `progress`
+    hears each stage's name.
 
     Raises UsageError (target, shapes, output), ModelError and UnsupportedModelError (the model),
     ToolMissingError (a compiler), CompileError, ContractError, VerificationError.
@@ -68,16 +76,21 @@ def compile(
         raise UsageError(
             f"unknown precision {precision!r}", hint=f"one of: {', '.join(PRECISIONS)}"
         )
-    path = Path(model)
+    path = _model_file(model, example_inputs)
     profile = load_target(target)
     load_toolchain(profile.toolchain).require(profile.machine)
 
     from edgesdk.compiler import compile_model
+    from edgesdk.deploy.run import check_inputs
     from edgesdk.frontend import import_model
     from edgesdk.tuning.lookup import RecordLookup
 
     progress("importing")
     imported = import_model(path, shapes=shapes)
+    given = None
+    if inputs is not None:
+        arrays = check_inputs(imported, inputs)
+        given = {t.name: array for t, array in zip(imported.inputs, arrays, strict=True)}
     destination = Path(output) if output else Path("bundles") / f"{imported.name}-{profile.name}"
     with (
         staged_folder(destination) as staging,
@@ -98,10 +111,64 @@ def compile(
         )
         check_contract(audit_library(compiled.library), profile)
         skipped = dict(lookup.skipped) if lookup is not None else {}
-        _fill(staging, imported, profile, compiled, precision, verify, skipped, progress)
+        samples, verification = _verified(
+            imported, profile, compiled, given, verify, lookup, destination, target, progress
+        )
+        progress("writing the bundle")
+        _fill(staging, imported, profile, compiled, precision, samples[0], verification, skipped)
     from edgesdk.bundle import open_bundle
 
     return open_bundle(destination)
+
+
+def _verified(
+    imported: ImportedModel,
+    profile: TargetProfile,
+    compiled: CompiledModel,
+    given: Mapping[str, np.ndarray] | None,
+    verify: bool,
+    lookup: RecordLookup | None,
+    destination: Path,
+    target: str,
+    progress: Callable[[str], None],
+) -> tuple[list[Sample], VerificationInfo]:
+    """Draws inputs, the golden ones first, and passes the gate."""
+    import shlex
+
+    from edgesdk.bundle.manifest import VerificationInfo
+    from edgesdk.compiler import gate
+    from edgesdk.compiler.diagnose import explain
+    from edgesdk.compiler.probe import Probe
+
+    progress("running the reference")
+    toolchain = compiled.toolchain
+    seeds = gate.choose_seeds(profile, toolchain, imported.flops) if verify else gate.SEEDS[:1]
+    samples, tolerance = gate.draw_samples(imported, seeds=seeds, given=given)
+    if not verify:
+        return samples, VerificationInfo(
+            "not run", imported.reference, None, None, tolerance, "switched off by the caller"
+        )
+    progress(f"comparing results on {len(samples)} sets of inputs")
+    try:
+        verification = gate.check_results(
+            library=compiled.library,
+            launcher=compiled.launcher,
+            profile=profile,
+            toolchain=toolchain,
+            samples=samples,
+            tolerance=tolerance,
+            reference=imported.reference,
+        )
+    except gate.MismatchError as error:
+        progress("results differ: looking for the first layer that does")
+        raise explain(
+            error,
+            model=imported.source,
+            probe=Probe(profile, gate.executor(profile, toolchain), lookup),
+            folder=destination.with_name(f"{destination.name}.mismatch"),
+            command=lambda words: shlex.join(["edgesdk", "compile", *words, "--target", target]),
+        ) from error
+    return samples, gate.with_remark(verification, imported, samples)
 
 
 def _fill(
@@ -110,39 +177,14 @@ def _fill(
     profile: TargetProfile,
     compiled: CompiledModel,
     precision: str,
-    verify: bool,
+    golden: Sample,
+    verification: VerificationInfo,
     records_skipped: Mapping[str, int],
-    progress: Callable[[str], None],
 ) -> None:
-    """Computes the golden outputs, passes the gate, and writes the bundle's files."""
-    import dataclasses
-
-    from edgesdk.bundle.manifest import ContractInfo, Manifest, TensorInfo, VerificationInfo
+    """Writes the bundle's files."""
+    from edgesdk.bundle.manifest import ContractInfo, Manifest, TensorInfo
     from edgesdk.bundle.writer import write_bundle
-    from edgesdk.compiler import gate
-    from edgesdk.frontend import Reference, draw_inputs
 
-    progress("running the reference")
-    inputs = draw_inputs(imported.inputs, seed=GOLDEN_SEED, hints=imported.hints)
-    expected = Reference(imported.source, imported.shapes).run(inputs)
-    ordered = {o.name: expected[o.name] for o in imported.outputs}
-    golden_inputs = [inputs[i.name] for i in imported.inputs]
-    tolerance = _tolerance(imported, inputs, ordered)
-    if verify:
-        progress("comparing results")
-        verification = gate.check_results(
-            library=compiled.library,
-            launcher=compiled.launcher,
-            profile=profile,
-            toolchain=compiled.toolchain,
-            inputs=golden_inputs,
-            expected=ordered,
-            tolerance=tolerance,
-        )
-    else:
-        verification = VerificationInfo(
-            "not run", gate.REFERENCE, None, None, tolerance, "switched off by the caller"
-        )
     contract = profile.contract
     manifest = Manifest(
         name=imported.name,
@@ -185,43 +227,15 @@ def _fill(
             "tvm_target": profile.tvm,
         },
     )
-    progress("writing the bundle")
     write_bundle(
         staging,
         manifest,
         library=compiled.library,
         launcher=compiled.launcher,
         header=compiled.header,
-        golden_inputs=golden_inputs,
-        golden_outputs=list(ordered.values()),
+        golden_inputs=list(golden.inputs.values()),
+        golden_outputs=list(golden.expected.values()),
     )
-
-
-def _tolerance(
-    imported: ImportedModel,
-    inputs: Mapping[str, np.ndarray],
-    expected: Mapping[str, np.ndarray],
-) -> float:
-    """The difference allowed, relative to the largest magnitude of an output.
-
-    Where the reference itself moves by more when it computes in another order (tiny probabilities
-    after a deep network, say), its own spread is the measure, up to LOOSEST_TOLERANCE: results
-    that are rounding for the most part cannot be told from wrong ones, and do not pass.
-    """
-    from edgesdk.frontend import Reference
-    from edgesdk.numerics import FP32_TOLERANCE, LOOSEST_TOLERANCE, SPREAD_FACTOR, compare
-
-    other = Reference(imported.source, imported.shapes, optimise=False).run(inputs)
-    # Integers must be equal whatever floats do: an index that flips widens nothing.
-    spread = max(
-        (
-            compare(name, other[name], array).max_relative_error
-            for name, array in expected.items()
-            if array.dtype.kind == "f"
-        ),
-        default=0.0,
-    )
-    return min(LOOSEST_TOLERANCE, max(FP32_TOLERANCE, SPREAD_FACTOR * spread))
 
 
 def _build_id(
@@ -273,10 +287,11 @@ def _abi_version() -> int:
 
 
 def tune(
-    model: str | Path,
+    model: str | Path | torch.nn.Module,
     *,
     target: str = "local",
     device: str = "local",
+    example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     output: str | Path | None = None,
     tracker: str | None = None,
@@ -289,11 +304,12 @@ def tune(
 ) -> TuneResult:
     """Searches for the fastest code of each layer of a model on a device, and writes a bundle.
 
-    `tracker` ("host:port") and `key` name devices behind TVM's RPC tracker, instead of `device`.
-    What is measured is recorded at once, in the user's database or in `records`. `report` is an
-    HTML file that is kept up to date, by default beside the bundle. `show` hears of every trial.
-    How to search are the fields of `edgesdk.tuning.options.TuneOptions`, as arguments (`trials=`,
-    `minutes=`, `seed=`, ...) or as `options`.
+    `model` and `example_inputs` are those of `compile`. `tracker` ("host:port") and `key` name
+    devices behind TVM's RPC tracker, instead of `device`. What is measured is recorded at once, in
+    the user's database or in `records`. `report` is an HTML file that is kept up to date, by
+    default beside the bundle. `show` hears of every trial. How to search are the fields of
+    `edgesdk.tuning.options.TuneOptions`, as arguments (`trials=`, `minutes=`, `seed=`, ...) or as
+    `options`.
 
     Raises what `compile` raises; UsageError for options; TuningError when the device gives no
     usable measurements; DeviceUnreachableError and DeviceError when it is lost for good. The first
@@ -314,7 +330,7 @@ def tune(
     if tracker is not None and key is not None:
         place = Tracked(tracker, key, profile)
     return tune_model(
-        Path(model),
+        _model_file(model, example_inputs),
         profile=profile,
         target=target,
         place=place,
@@ -421,6 +437,15 @@ def bench(
             model=Path(model) if model is not None else None,
             progress=progress,
         )
+
+
+def _model_file(model: str | Path | torch.nn.Module, example_inputs: Sequence[Any] | None) -> Path:
+    """The path of a model; a module of PyTorch is exported into a temporary file first."""
+    if isinstance(model, str | Path):
+        return Path(model)
+    from edgesdk.frontend.torch_export import export_module
+
+    return export_module(model, example_inputs)
 
 
 def _opened(bundle: Bundle | str | Path) -> Bundle:

@@ -6,6 +6,8 @@ They are caught once, in `cli.py`, which prints them and exits with `exit_code`.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EdgeSdkError(Exception):
     """Base of all errors of edgesdk (exit code 1: unexpected)."""
@@ -88,6 +90,19 @@ class DeviceMismatchError(DeviceError):
 
 
 class VerificationError(EdgeSdkError):
-    """A result differs from the reference by more than the tolerance (exit code 8)."""
+    """A result differs from the reference by more than the tolerance (exit code 8).
+
+    `layers` holds one table per layer that was compared, if they were.
+    """
 
     exit_code = 8
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        layers: tuple[dict[str, Any], ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.layers = layers

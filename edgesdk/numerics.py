@@ -6,14 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
 # fp32: the largest difference allowed, relative to the largest magnitude of the reference output.
 FP32_TOLERANCE = 1e-4
+# Half precision: two units in the last place of that magnitude.
+FP16_TOLERANCE = 2e-3
 # Or this many times what the reference differs from itself when it computes in another order.
 SPREAD_FACTOR = 4.0
 # But never more than this.
 LOOSEST_TOLERANCE = 1e-2
+
+
+_NONFINITE = "has NaN or infinity where the reference has not"
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,20 @@ class Difference:
     exact: bool
     mismatch: str = ""
 
+    @property
+    def nonfinite(self) -> bool:
+        """Whether NaN or infinity are not where the reference has them."""
+        return self.mismatch == _NONFINITE
+
     def within(self, tolerance: float) -> bool:
         """Whether the result counts as equal: exact for integers, within `tolerance` for floats."""
         return self.exact or (not self.mismatch and self.max_relative_error <= tolerance)
+
+    def describe(self, tolerance: float) -> str:
+        """Says what is wrong, e.g. "differs by 0.1 of its largest value (allowed 0.0001)"."""
+        return self.mismatch or (
+            f"differs by {self.max_relative_error:.2g} of its largest value (allowed {tolerance:g})"
+        )
 
 
 def compare(name: str, actual: np.ndarray, expected: np.ndarray) -> Difference:
@@ -53,13 +71,36 @@ def compare(name: str, actual: np.ndarray, expected: np.ndarray) -> Difference:
     finite = np.isfinite(a) & np.isfinite(e)
     # Infinities count as equal where they agree in sign, NaN where both have it.
     special_equal = np.array_equal(a[~finite], e[~finite], equal_nan=True)
-    difference = float(np.max(np.abs(a - e), where=finite, initial=0.0))
+    difference = float(np.max(np.abs(a[finite] - e[finite]), initial=0.0))
     scale = float(np.max(np.abs(e), where=np.isfinite(e), initial=0.0))
     relative = difference / scale if scale > 0 else difference
-    mismatch = "" if special_equal else "has NaN or infinity where the reference has not"
+    mismatch = "" if special_equal else _NONFINITE
     if not np.issubdtype(expected.dtype, np.inexact):
         count = int(np.count_nonzero(actual != expected))
         mismatch = f"differs in {count} of {actual.size} integers"
     norms = float(np.linalg.norm(a[finite]) * np.linalg.norm(e[finite]))
     cosine = float(a[finite] @ e[finite]) / norms if norms > 0 else float(difference == 0)
     return Difference(name, difference, relative, cosine, False, mismatch)
+
+
+def tolerance_of(
+    expected: Mapping[str, np.ndarray], in_another_order: Mapping[str, np.ndarray]
+) -> float:
+    """The difference allowed to `expected`, relative to the largest magnitude of an array.
+
+    Where the reference itself moves by more when it computes in another order (tiny probabilities
+    after a deep network, say), its own spread is the measure, up to LOOSEST_TOLERANCE: results
+    that are rounding for the most part cannot be told from wrong ones, and do not pass.
+    """
+    # Integers must be equal whatever floats do: an index that flips widens nothing.
+    spread = max(
+        (
+            compare(name, in_another_order[name], array).max_relative_error
+            for name, array in expected.items()
+            if array.dtype.kind == "f"
+        ),
+        default=0.0,
+    )
+    half = any(array.dtype.name == "float16" for array in expected.values())
+    usual = FP16_TOLERANCE if half else FP32_TOLERANCE
+    return min(LOOSEST_TOLERANCE, max(usual, SPREAD_FACTOR * spread))

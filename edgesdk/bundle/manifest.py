@@ -51,7 +51,10 @@ class VerificationInfo:
     """How the results were checked when the bundle was made.
 
     `how`: "native", "emulated" or "not run". `max_relative_error` is the largest absolute
-    difference to the reference divided by the reference output's largest magnitude.
+    difference to the reference divided by the reference output's largest magnitude, and
+    `min_cosine` the smallest cosine between an output and its reference, over all inputs that were
+    tried: those drawn from `seeds`, and the user's own with `given_inputs`. `detail` says why it
+    was not run, or what is remarkable about the reference.
     """
 
     how: str
@@ -60,6 +63,9 @@ class VerificationInfo:
     max_abs_error: float | None
     tolerance: float
     detail: str = ""
+    min_cosine: float | None = None
+    seeds: tuple[int, ...] = ()
+    given_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _manifest_from(data: dict[str, Any]) -> Manifest:
     plain = {f.name: data[f.name] for f in dataclasses.fields(Manifest)}
-    contract = dict(data["contract"])
+    contract = _known(data["contract"], ContractInfo)
+    verification = _known(data["verification"], VerificationInfo)
+    verification["seeds"] = tuple(verification.get("seeds", ()))
     contract["machine"] = tuple(contract["machine"])
     contract["cpu_features"] = tuple(contract["cpu_features"])
     plain |= {
@@ -126,10 +134,15 @@ def _manifest_from(data: dict[str, Any]) -> Manifest:
         "outputs": _tensors(data["outputs"]),
         "golden_inputs": tuple(data["golden_inputs"]),
         "golden_outputs": tuple(data["golden_outputs"]),
-        "verification": VerificationInfo(**data["verification"]),
-        "files": {name: FileInfo(**info) for name, info in data["files"].items()},
+        "verification": VerificationInfo(**verification),
+        "files": {n: FileInfo(**_known(info, FileInfo)) for n, info in data["files"].items()},
     }
     return Manifest(**plain)
+
+
+def _known(table: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The keys of `table` that this edgesdk knows."""
+    return {f.name: table[f.name] for f in dataclasses.fields(kind) if f.name in table}
 
 
 def _tensors(items: list[dict[str, Any]]) -> tuple[TensorInfo, ...]:

@@ -19,7 +19,7 @@ import typer.core
 import edgesdk
 from edgesdk import console
 from edgesdk.cli import build, deploy, devices, records, tune
-from edgesdk.errors import EdgeSdkError, UnsupportedModelError, UsageError
+from edgesdk.errors import EdgeSdkError, UnsupportedModelError, UsageError, VerificationError
 
 PROGRAM = "edgesdk"
 DEBUG_VARIABLE = "EDGESDK_DEBUG"
@@ -89,7 +89,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Compile ONNX models for the board on the desk, bring them there, run them."""
+    """Compile trained networks for the board on the desk, bring them there, run them."""
     if version:
         print(f"{PROGRAM} {edgesdk.__version__}")
         raise typer.Exit
@@ -157,6 +157,8 @@ def _report(error: EdgeSdkError, arguments: Sequence[str], *, as_json: bool) -> 
         if isinstance(error, UnsupportedModelError):
             keys = ("node", "operator", "reason")
             details["nodes"] = [dict(zip(keys, node, strict=True)) for node in error.nodes]
+        if isinstance(error, VerificationError) and error.layers:
+            details["layers"] = error.layers
         console.print_json({"error": details})
     console.print_error(error.message, hint)
     return error.exit_code

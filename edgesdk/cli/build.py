@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgesdk import console
-from edgesdk.cli.options import AsJson, ModelArgument, Shapes, Target, parse_shapes, project_of
+from edgesdk.cli.options import (
+    AsJson,
+    ModelArgument,
+    Shapes,
+    Target,
+    parse_inputs,
+    parse_shapes,
+    project_of,
+)
 from edgesdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX, TFLite or .pt2 file.")],
     target: Annotated[
         list[str] | None,
         typer.Option("--target", metavar="T", help="A target; may be repeated. Default: local."),
@@ -108,6 +116,12 @@ def compile_(
         str | None,
         typer.Option("--precision", metavar="P", help="Of the kernels: fp32."),
     ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="NAME=FILE.npy", help="Check the results on these inputs, too."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -123,6 +137,7 @@ def compile_(
     from edgesdk import api
 
     works = plan_works(model, target, parse_shapes(shape), precision, output)
+    inputs = parse_inputs(given) if given else None
     results = []
     for work in works:
         started = time.monotonic()
@@ -133,6 +148,7 @@ def compile_(
                 shapes=work.shapes,
                 output=work.output,
                 precision=work.precision,
+                inputs=inputs,
                 progress=progress,
             )
         duration_s = time.monotonic() - started
@@ -212,7 +228,7 @@ def _model_path(model: Path | None, project: Project | None) -> Path:
 
     raise UsageError(
         "no model is given, and there is no project file here",
-        hint=f"give an ONNX file, or make {PROJECT_FILE_NAME} with: edgesdk init MODEL",
+        hint=f"give a model's file, or make {PROJECT_FILE_NAME} with: edgesdk init MODEL",
     )
 
 
@@ -243,7 +259,8 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
     if checked.max_relative_error is not None:
         verified = (
             f"{checked.how}, largest error {checked.max_relative_error:.2g} relative"
-            f" (allowed {checked.tolerance:g}) to {checked.reference}"
+            f" (allowed {checked.tolerance:g}), cosine {checked.min_cosine:.9g}, to"
+            f" {checked.reference}, {len(checked.seeds) + checked.given_inputs} sets of inputs"
         )
     served = ", ".join(
         f"{len(kernels)} {rung} ({build['coverage']['shares'][rung]:.0%} of the estimated time)"
@@ -286,6 +303,8 @@ def _warn(bundle: Bundle) -> None:
             f"{manifest.target}: the results were not compared with the reference's:"
             f" {manifest.verification.detail}; `edgesdk verify` does it on the device"
         )
+    elif manifest.verification.detail:
+        console.warn(f"{manifest.target}: {manifest.verification.detail}")
     for reason, count in manifest.build.get("records_skipped", {}).items():
         console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
     if manifest.verification.tolerance > _LOOSE_TOLERANCE:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from edgesdk.deploy.bench import BenchReport, Latencies
     from edgesdk.deploy.run import PlacedBundle
+    from edgesdk.deploy.verify import LayerCheck
 
 
 def register(app: typer.Typer) -> None:
@@ -224,33 +225,74 @@ def verify(
             "--seeds", metavar="N", min=0, help="With the model: this many drawn inputs, too."
         ),
     ] = 3,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="With the model: compare each layer's result, too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check on a device that a bundle gives the right results.
 
     Compared are the golden outputs in the bundle and, where the model is given or the project has
-    it, ONNX Runtime's results for drawn inputs. Exit code 8 means that something differs.
+    it, the reference's results for drawn inputs. Exit code 8 means that something differs.
     """
-    from edgesdk.deploy.verify import verify_placed
+    from edgesdk.deploy.verify import layers_error, verify_layers, verify_placed
 
     chosen = choose_bundle(bundle, target, device)
     original = model or (chosen.model if chosen.model and chosen.model.exists() else None)
+    if layers and original is None:
+        raise UsageError(
+            "--layers needs the model that the bundle was compiled from",
+            hint="add --model MODEL",
+        )
     with console.stages("verify") as progress, _placed(chosen) as placed:
+        if layers and original is not None:
+            compared = verify_layers(placed, original, progress=progress)
+            if not as_json:
+                print(_layers_text(compared), flush=True)
+            error = layers_error(placed.transport.name, compared)
+            if error is not None:
+                raise error
         report = verify_placed(placed, model=original, seeds=seeds, progress=progress)
+    if layers:
+        report = replace(report, layers=compared)
     if as_json:
         console.print_json(asdict(report))
         return
     rows = [
-        ("ok", c.name, f"{c.max_abs_error:.2g}", f"{c.max_relative_error:.2g}")
+        (
+            "ok",
+            c.name,
+            f"{c.max_abs_error:.2g}",
+            f"{c.max_relative_error:.2g}",
+            "" if c.cosine is None else f"{c.cosine:.9g}",
+        )
         for c in report.checks
     ]
-    print(console.table(("", "COMPARED", "ABS ERROR", "RELATIVE"), rows, right="llrr"))
+    header = ("", "COMPARED", "ABS ERROR", "RELATIVE", "COSINE")
+    print(console.table(header, rows, right="llrrr"))
     print(
         f"{report.bundle} for {report.target} is right on {report.device}: within"
         f" {report.tolerance:g} of {report.reference}"
     )
     if original is None:
-        console.note("only the golden inputs were compared; --model MODEL.onnx compares more")
+        console.note("only the golden inputs were compared; --model MODEL compares more")
+
+
+def _layers_text(layers: Sequence[LayerCheck]) -> str:
+    rows = [
+        (
+            "ok" if c.ok else "no",
+            c.layer,
+            c.operator,
+            f"{c.max_abs_error:.2g}",
+            f"{c.max_relative_error:.2g}",
+            f"{c.cosine:.9g}",
+            c.mismatch,
+        )
+        for c in layers
+    ]
+    header = ("", "LAYER", "OPERATOR", "ABS ERROR", "RELATIVE", "COSINE", "")
+    return console.table(header, rows, right="lllrrr")
 
 
 @contextmanager

@@ -40,14 +40,14 @@ BundleArgument = Annotated[
 ModelArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="MODEL", show_default=False, help="An ONNX file; else that of the project."
+        metavar="MODEL",
+        show_default=False,
+        help="An ONNX, TFLite or .pt2 file; else the project's.",
     ),
 ]
 OriginalModel = Annotated[
     Path | None,
-    typer.Option(
-        "--model", metavar="MODEL", help="The ONNX file that the bundle was compiled from."
-    ),
+    typer.Option("--model", metavar="MODEL", help="The file that the bundle was compiled from."),
 ]
 Shapes = Annotated[
     list[str] | None,
@@ -156,8 +156,8 @@ def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def parse_inputs(texts: Sequence[str], manifest: Manifest) -> dict[str, np.ndarray]:
-    """Reads NAME=FILE.npy for the inputs of a bundle, and the files.
+def parse_inputs(texts: Sequence[str], manifest: Manifest | None = None) -> dict[str, np.ndarray]:
+    """Reads NAME=FILE.npy for the inputs of a bundle, or of a model not known yet, and the files.
 
     Raises UsageError when a name is unknown or given twice, or a file is no .npy file.
     """
@@ -165,7 +165,12 @@ def parse_inputs(texts: Sequence[str], manifest: Manifest) -> dict[str, np.ndarr
 
     arrays: dict[str, np.ndarray] = {}
     for text in texts:
-        name, file = _split_input(text, [t.name for t in manifest.inputs])
+        if manifest is not None:
+            name, file = _split_input(text, [t.name for t in manifest.inputs])
+        else:
+            name, equals, file = text.rpartition("=")  # names may hold '=' themselves
+            if not equals or not name:
+                raise UsageError(f"--input {text!r} is not NAME=FILE.npy")
         if name in arrays:
             raise UsageError(f"--input {name} is given twice", hint="leave one of them out")
         try:
@@ -221,7 +226,7 @@ def _open(folder: Path, *, hint: str) -> Bundle:
     if not folder.exists():
         raise BundleError(f"there is no bundle {folder}", hint=hint)
     if not folder.is_dir():
-        if folder.suffix == ".onnx":
+        if folder.suffix in (".onnx", ".tflite", ".pt2"):
             hint = f"compile it first: edgesdk compile {folder} --target T"
         raise BundleError(f"{folder} is a file, not a bundle", hint=hint)
     return open_bundle(folder)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from edgesdk.deploy.transport.base import Transport
+    from edgesdk.frontend import ImportedModel
 
 # The slowest thing that is sane: a large network, many times, on an emulated board.
 LAUNCH_LIMIT_S = 3600.0
@@ -176,7 +177,7 @@ def run_placed(
     return RunResult(outputs, report)
 
 
-def check_inputs(manifest: Manifest, inputs: Mapping[str, Any]) -> list[np.ndarray]:
+def check_inputs(manifest: Manifest | ImportedModel, inputs: Mapping[str, Any]) -> list[np.ndarray]:
     """Returns `inputs` as arrays in the model's order.
 
     Raises UsageError when one is missing or unknown, or has another shape or dtype than expected:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from edgesdk.deploy.run import PlacedBundle, run_placed
 from edgesdk.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from edgesdk.frontend import ImportedModel
 
 DEFAULT_SEEDS = 3
@@ -18,17 +21,38 @@ DEFAULT_SEEDS = 3
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. The errors are the largest over all outputs and elements;
-    `max_relative_error` is relative to the reference output's largest magnitude."""
+    """One comparison. The errors are the largest over all outputs and elements, `cosine` the
+    smallest over all outputs; `max_relative_error` is relative to the reference output's largest
+    magnitude. The launcher, which compares the golden outputs, measures no cosine."""
 
     name: str
     max_abs_error: float
     max_relative_error: float
+    cosine: float | None
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """What a layer computes on the device, compared with the reference's `tensor`.
+
+    `layer` is the name of the model's node; the errors are those of `Check`, within `tolerance` if
+    `ok`. `mismatch` says what cannot be measured.
+    """
+
+    layer: str
+    operator: str
+    tensor: str
+    max_abs_error: float
+    max_relative_error: float
+    cosine: float
+    tolerance: float
+    ok: bool
+    mismatch: str
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was compared, all of it equal within `tolerance`."""
+    """What was compared, all of it equal within `tolerance`; `layers` within their own."""
 
     bundle: str
     target: str
@@ -36,6 +60,7 @@ class VerifyReport:
     reference: str
     tolerance: float
     checks: tuple[Check, ...]
+    layers: tuple[LayerCheck, ...] = ()
 
 
 def verify_placed(
@@ -48,7 +73,7 @@ def verify_placed(
     """Runs the bundle's golden inputs on the device and compares there with the golden outputs.
 
     With `model`, the file that the bundle was compiled from, `seeds` more inputs are drawn and
-    compared with ONNX Runtime's results on this machine. Raises VerificationError for the first
+    compared with the reference's results on this machine. Raises VerificationError for the first
     comparison that differs, UsageError when `model` is another model, DeviceError when it fails.
     """
     manifest = placed.bundle.manifest
@@ -68,6 +93,106 @@ def verify_placed(
         tolerance=manifest.verification.tolerance,
         checks=tuple(checks),
     )
+
+
+def verify_layers(
+    placed: PlacedBundle,
+    model: Path,
+    *,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> tuple[LayerCheck, ...]:
+    """Compares every layer's result on the device with ONNX Runtime's, on the golden inputs.
+
+    The network is compiled again, here, with all of them as outputs, and run in a folder of its own
+    on the device: its kernels are fused less than those of the bundle. Raises UsageError when
+    `model` is another model or the target's profile is not at hand, what `compile_model` raises,
+    and DeviceError when it fails. A layer that differs is no error here: see `LayerCheck.ok`.
+    """
+    from edgesdk.compiler.diagnose import compare_layers
+    from edgesdk.compiler.probe import Probe
+    from edgesdk.deploy.run import golden_inputs
+    from edgesdk.profiles import load_target
+    from edgesdk.tuning.lookup import RecordLookup
+
+    manifest = placed.bundle.manifest
+    profile = load_target(manifest.target)
+    progress("importing the model")
+    source = import_original(placed, model).source
+
+    def execute(
+        library: Path, launcher: Path, inputs: Sequence[np.ndarray], count: int
+    ) -> list[np.ndarray]:
+        progress(f"running on {placed.transport.name}")
+        return _run_library(placed, library, launcher, inputs, count)
+
+    with RecordLookup(profile, None) as lookup:
+        probe = Probe(profile, execute, lookup)
+        results = compare_layers(source, golden_inputs(placed.bundle), probe, progress)
+    return tuple(
+        LayerCheck(
+            layer=result.layer.name,
+            operator=result.layer.operator,
+            tensor=result.difference.name,
+            max_abs_error=result.difference.max_abs_error,
+            max_relative_error=result.difference.max_relative_error,
+            cosine=result.difference.cosine,
+            tolerance=result.tolerance,
+            ok=result.ok,
+            mismatch=result.difference.mismatch,
+        )
+        for result in results
+    )
+
+
+def layers_error(device: str, layers: Sequence[LayerCheck]) -> VerificationError | None:
+    """The error for `layers` of which some are not ok; None if all are."""
+    wrong = [layer for layer in layers if not layer.ok]
+    if not wrong:
+        return None
+    first = wrong[0]
+    what = first.mismatch or (
+        f"differs by {first.max_relative_error:.2g} of its largest value"
+        f" (allowed {first.tolerance:g})"
+    )
+    return VerificationError(
+        f"{device}: {len(wrong)} of {len(layers)} results differ, first that of the layer"
+        f" {first.layer!r} ({first.operator}): {first.tensor!r} {what}",
+        hint="the same with --device local, to see whether it is the device or the code",
+        layers=tuple(asdict(layer) for layer in layers),
+    )
+
+
+def _run_library(
+    placed: PlacedBundle,
+    library: Path,
+    launcher: Path,
+    inputs: Sequence[np.ndarray],
+    count: int,
+) -> list[np.ndarray]:
+    """Runs a library that is in no bundle once, in a folder of its own on the device."""
+    import numpy as np
+
+    manifest = placed.bundle.manifest
+    with tempfile.TemporaryDirectory(prefix="edgesdk-") as temporary, placed.run_folder() as there:
+        here = Path(temporary)
+        run = PlacedBundle(
+            placed.bundle, placed.transport, there, on_this_machine=placed.on_this_machine
+        )
+        placed.transport.upload(library, run.path(manifest.library))
+        placed.transport.upload(launcher, run.path(manifest.launcher), executable=True)
+        options = ["--output", there]
+        for index, array in enumerate(inputs):
+            name = f"input_{index}.npy"
+            np.save(here / name, np.asarray(array, order="C"))
+            placed.transport.upload(here / name, run.path(name))
+            options += ["--input", f"{index}={run.path(name)}"]
+        run.launch(options)
+        outputs = []
+        for index in range(count):
+            name = f"output_{index}.npy"
+            placed.transport.download(run.path(name), here / name)
+            outputs.append(np.load(here / name))
+    return outputs
 
 
 def import_original(placed: PlacedBundle, model: Path) -> ImportedModel:
@@ -95,7 +220,7 @@ def _golden(placed: PlacedBundle) -> Check:
     )
     if launch.differs:
         raise golden_error(placed.transport.name, relative, tolerance)
-    return Check("golden inputs", error, relative)
+    return Check("golden inputs", error, relative, None)
 
 
 def golden_error(device: str, relative: float, tolerance: float) -> VerificationError:
@@ -113,7 +238,7 @@ def _seeds(
     seeds: int,
     progress: Callable[[str], None],
 ) -> list[Check]:
-    from edgesdk.compiler.gate import raise_if_different
+    from edgesdk.compiler.gate import Sample, raise_if_different
     from edgesdk.frontend import Reference, draw_inputs
     from edgesdk.numerics import compare
 
@@ -127,12 +252,13 @@ def _seeds(
         outputs = run_placed(placed, inputs).outputs
         expected = reference.run(inputs)
         differences = [compare(name, array, expected[name]) for name, array in outputs.items()]
-        raise_if_different(differences, tolerance)
+        raise_if_different(differences, tolerance, Sample(seed, inputs, expected))
         checks.append(
             Check(
                 f"drawn inputs {seed}",
                 max(d.max_abs_error for d in differences),
                 max(d.max_relative_error for d in differences),
+                min(d.cosine for d in differences),
             )
         )
     return checks

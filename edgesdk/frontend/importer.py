@@ -1,55 +1,64 @@
-"""import_model: an ONNX file becomes a static Relax module, or one clear error."""
+"""import_model: a model's file becomes a static Relax module, or one clear error."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgesdk.frontend.model import ImportedModel, TensorSpec, ValueHint
 
 if TYPE_CHECKING:
+    import onnx
+
     from edgesdk.frontend.graph import Graph, Value
+    from edgesdk.frontend.walk import Walker
 
 
-def import_model(path: Path, *, shapes: Mapping[str, Sequence[int]] | None = None) -> ImportedModel:
-    """Reads an ONNX model and returns it with static shapes, repaired, as Relax.
+def import_model(
+    path: Path,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> ImportedModel:
+    """Reads a model and returns it with static shapes, repaired, as Relax.
 
     `shapes` fixes the dimensions that the model leaves open, by the model's own input names or
     their safe identifiers. A batch dimension that is left open becomes 1, and `repairs` says so.
+    `outputs` names the tensors to return, any that nodes of the main graph compute, in place of the
+    model's own outputs.
 
     Raises UsageError for a missing file and for shapes that are unknown, contradict the model or
     are still needed; ModelError for a file that is no sound ONNX model; UnsupportedModelError,
     with every node concerned, when something in it cannot be compiled.
     """
-    from edgesdk.frontend.load import load_onnx
+    from edgesdk.frontend.costs import count_flops
     from edgesdk.frontend.optimise import optimise
-    from edgesdk.frontend.shapes import fix_inputs
-    from edgesdk.frontend.walk import Walker
+    from edgesdk.frontend.sources import open_source
 
     path = Path(path)
-    loaded = load_onnx(path)
-    opset, sha256 = loaded.opset, loaded.sha256
-    output_names = [o.name for o in loaded.proto.graph.output]
-    fixed = fix_inputs(loaded.proto, set(loaded.weights), shapes or {})
-    walker = Walker(loaded)
-    graph = walker.walk(fixed.values)
-    del loaded
+    walked = walk_model(path, shapes=shapes or {}, outputs=outputs)
+    graph, walker, opset, sha256 = walked.graph, walked.walker, walked.opset, walked.sha256
+    assumed, given = walked.assumed, walked.inputs
+    output_names = list(outputs or (o.name for o in walked.proto.graph.output))
+    del walked
     optimise(graph)
-    names = _identifiers(graph, list(fixed.values), output_names)
+    names = _identifiers(graph, list(given), output_names)
     inputs = tuple(
-        _spec(name, names[id(v)], v) for name, v in zip(fixed.values, graph.inputs, strict=True)
+        _spec(name, names[id(v)], v) for name, v in zip(given, graph.inputs, strict=True)
     )
-    outputs = tuple(
+    results = tuple(
         _spec(name, safe, v)
         for name, safe, v in zip(
             output_names, _output_identifiers(output_names), graph.outputs, strict=True
         )
     )
-    hints = {name: walker.hints[id(v)] for name, v in fixed.values.items() if id(v) in walker.hints}
-    repairs = (*fixed.assumed, *_repair_lines(walker.notes))
+    hints = {name: walker.hints[id(v)] for name, v in given.items() if id(v) in walker.hints}
+    repairs = (*assumed, *open_source(path).notes, *_repair_lines(walker.notes))
+    flops = count_flops(graph)
     del walker  # it holds the nodes of the model
 
     from edgesdk.frontend.emit import emit_module  # TVM, late: what is refused above is told fast
@@ -58,13 +67,55 @@ def import_model(path: Path, *, shapes: Mapping[str, Sequence[int]] | None = Non
         name=model_name(path),
         module=emit_module(graph, names),
         inputs=inputs,
-        outputs=outputs,
+        outputs=results,
         source=path,
         sha256=sha256,
         opset=opset,
         shapes={s.name: s.shape for s in inputs},
         repairs=repairs,
         hints=hints,
+        flops=flops,
+        reference=open_source(path).reference,
+    )
+
+
+@dataclass(frozen=True)
+class WalkedModel:
+    """A model as a graph of core operators, before it is tidied and becomes Relax.
+
+    `proto` is the file without its weights, `inputs` are by the model's names, and `assumed` says
+    what was assumed of their shapes.
+    """
+
+    graph: Graph
+    walker: Walker
+    proto: onnx.ModelProto
+    inputs: Mapping[str, Value]
+    assumed: tuple[str, ...]
+    opset: int
+    sha256: str
+
+
+def walk_model(
+    path: Path, *, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None
+) -> WalkedModel:
+    """Reads a model and repairs it; arguments and errors are those of `import_model`."""
+    from edgesdk.frontend.load import load_model
+    from edgesdk.frontend.shapes import fix_inputs
+    from edgesdk.frontend.walk import Walker
+
+    loaded = load_model(path)
+    fixed = fix_inputs(loaded.proto, set(loaded.weights), shapes)
+    walker = Walker(loaded)
+    graph = walker.walk(fixed.values, outputs)
+    return WalkedModel(
+        graph=graph,
+        walker=walker,
+        proto=loaded.proto,
+        inputs=fixed.values,
+        assumed=fixed.assumed,
+        opset=loaded.opset,
+        sha256=loaded.sha256,
     )
 
 

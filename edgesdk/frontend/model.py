@@ -41,7 +41,9 @@ class ImportedModel:
     one tensor, or a tuple in the order of `outputs`; weights are constants in it and all shapes
     are static. `sha256` covers the file and its external data. `shapes` are the fixed input
     shapes by the model's own names. `repairs` says, a line each, what was rewritten or assumed.
-    `hints` holds, by the model's own input names, the integers that the graph can take.
+    `hints` holds, by the model's own input names, the integers that the graph can take. `flops`
+    are the operations of one run (`frontend.costs`), None where they are not known. `reference` is
+    the program that its results are compared with.
     """
 
     name: str
@@ -54,6 +56,8 @@ class ImportedModel:
     shapes: dict[str, tuple[int, ...]]
     repairs: tuple[str, ...]
     hints: dict[str, ValueHint] = field(default_factory=dict)
+    flops: int | None = None
+    reference: str = ""
 
     def take_module(self) -> tvm.IRModule:
         """Returns `module` and forgets it, so that its weights live no longer than it is needed.

@@ -1,10 +1,14 @@
-"""The reference: ONNX Runtime on the CPU, given the file as it came, never the repaired model."""
+"""The reference: the program that the model's format belongs to, given the file as it came.
+
+That is ONNX Runtime for ONNX, TFLite's interpreter and PyTorch for theirs, all on the CPU; never
+the repaired model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgesdk.errors import ModelError, UsageError
 from edgesdk.frontend.model import TensorSpec, ValueHint
@@ -26,47 +30,59 @@ _HUNGRY = ["NchwcTransformer"]
 _LARGE_BYTES = 32 << 20
 
 
+class Session(Protocol):
+    """A model in the program that its format belongs to. `dtypes` are its inputs' NumPy types."""
+
+    outputs: tuple[str, ...]
+    dtypes: dict[str, str]
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
+        """Returns the outputs in the order of `outputs`."""
+        ...
+
+
 class Reference:
-    """Runs the original model in ONNX Runtime.
+    """Runs the original model in ONNX Runtime, TFLite's interpreter or PyTorch.
 
     `shapes` are the fixed input shapes by the model's own names (`ImportedModel.shapes`); `run`
     refuses others. `optimise=False` computes the same in another order, which shows how much of a
-    result is rounding. Raises ModelError when ONNX Runtime refuses the model.
+    result is rounding. `outputs` names the tensors to return, by default the model's outputs; it is
+    for ONNX models only. Raises ModelError when the model is refused.
     """
 
     def __init__(
-        self, path: Path, shapes: Mapping[str, Sequence[int]], *, optimise: bool = True
+        self,
+        path: Path,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        optimise: bool = True,
+        outputs: Sequence[str] | None = None,
     ) -> None:
-        import onnxruntime
+        from edgesdk.frontend.sources import open_source
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        release_memory()  # what an earlier session left
-        if not optimise:
-            # No second copy of the weights, arranged for a speed that nobody asks for.
-            options.add_session_config_entry("session.disable_prepacking", "1")
-            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.graph_optimization_level = level
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(path),
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=_HUNGRY if Path(path).stat().st_size > _LARGE_BYTES else None,
-            )
-        except Exception as error:
-            text = " ".join(str(error).split())[:200]
-            raise ModelError(f"ONNX Runtime refuses {Path(path).name}: {text}") from error
         self.path = Path(path)
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
-        self.outputs = tuple(o.name for o in self._session.get_outputs())
-        self.dtypes = {i.name: _TYPES.get(i.type, i.type) for i in self._session.get_inputs()}
+        source = open_source(self.path)
+        self.program = source.reference
+        release_memory()  # what an earlier session left
+        self._session: Session
+        if source.kind == "TFLite":
+            from edgesdk.frontend.tflite_runtime import TFLiteSession
+
+            self._session = TFLiteSession(source, self.shapes, optimise=optimise)
+        elif source.kind == "PyTorch":
+            from edgesdk.frontend.torch_export import TorchSession
+
+            self._session = TorchSession(source, optimise=optimise)
+        else:
+            self._session = _OnnxSession(self.path, outputs, optimise=optimise)
+        self.outputs, self.dtypes = self._session.outputs, dict(self._session.dtypes)
 
     def run(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Returns the outputs by name for `inputs` by name.
 
         Raises UsageError when an input is missing or has another shape or type than the model,
-        ModelError when ONNX Runtime fails on them.
+        ModelError when the program fails on them.
         """
         import numpy as np
 
@@ -81,11 +97,55 @@ class Reference:
                 )
         feeds = {n: np.asarray(a) for n, a in inputs.items() if n in self.dtypes}
         try:
-            values = self._session.run(None, feeds)
+            values = self._session.run(feeds)
         except Exception as error:
             text = " ".join(str(error).split())[:300]
-            raise ModelError(f"ONNX Runtime fails on {self.path.name}: {text}") from error
+            program = self.program.split(",")[0]
+            raise ModelError(f"{program} fails on {self.path.name}: {text}") from error
         return {name: np.asarray(v) for name, v in zip(self.outputs, values, strict=True)}
+
+
+class _OnnxSession:
+    def __init__(self, path: Path, outputs: Sequence[str] | None, *, optimise: bool) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        if not optimise:
+            # No second copy of the weights, arranged for a speed that nobody asks for.
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.graph_optimization_level = level
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path) if outputs is None else _with_outputs(path, outputs),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_HUNGRY if path.stat().st_size > _LARGE_BYTES else None,
+            )
+        except Exception as error:
+            text = " ".join(str(error).split())[:200]
+            raise ModelError(f"ONNX Runtime refuses {path.name}: {text}") from error
+        self.outputs = tuple(outputs or (o.name for o in self._session.get_outputs()))
+        self.dtypes = {i.name: _TYPES.get(i.type, i.type) for i in self._session.get_inputs()}
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
+        return list(self._session.run(list(self.outputs), feeds))
+
+
+def _with_outputs(path: Path, outputs: Sequence[str]) -> bytes:
+    """The model in `path` with more outputs. Raises ValueError for one of more than 2 GB."""
+    import onnx
+
+    model = onnx.load(path)
+    present = {o.name for o in model.graph.output}
+    model.graph.output.extend(
+        # ONNX Runtime infers the types; it only wants the names.
+        onnx.ValueInfoProto(name=name)
+        for name in dict.fromkeys(outputs)
+        if name not in present
+    )
+    return bytes(model.SerializeToString())
 
 
 def draw_inputs(

@@ -8,7 +8,7 @@ refused all at once, each with its name and reason.
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from edgesdk.frontend.graph import (
 )
 from edgesdk.frontend.load import LoadedModel, to_array
 from edgesdk.frontend.model import ValueHint
+from edgesdk.frontend.sources import REFUSED_DOMAIN
 
 # More nodes than this after unrolling would take hours to compile.
 NODE_LIMIT = 60_000
@@ -62,11 +63,16 @@ class Walker:
         self.notes: Counter[tuple[str, str]] = Counter()
         self.hints: dict[int, ValueHint] = {}
         self.depth = 0
+        self.env: Env = {}
 
-    def walk(self, inputs: dict[str, Value]) -> Graph:
-        """Walks the main graph. Raises UnsupportedModelError with every refused node."""
+    def walk(self, inputs: dict[str, Value], outputs: Sequence[str] | None = None) -> Graph:
+        """Walks the main graph, whose tensors are in `env` afterwards, by the model's names.
+
+        The result computes the tensors `outputs`, by default the model's outputs. Raises
+        UnsupportedModelError with every refused node.
+        """
         graph = self.model.proto.graph
-        env: Env = dict(inputs)
+        env = self.env = dict(inputs)
         for name, array in self.model.weights.items():
             if name not in inputs:
                 env[name] = self.b.constant(array, name)
@@ -77,25 +83,26 @@ class Walker:
         }
         opsets.setdefault("", self.model.opset)
         self.run_nodes(graph.node, env, Scope(opsets))
-        outputs: list[Value] = []
-        for info in graph.output:
-            item = env.get(info.name)
+        declared = {o.name: o.type.tensor_type.elem_type for o in graph.output}
+        wanted = [o.name for o in graph.output] if outputs is None else outputs
+        values: list[Value] = []
+        for name in wanted:
+            item = env.get(name)
             if isinstance(item, Value):
-                outputs.append(item)
-            elif not self.refused and info.name not in env:
-                raise ModelError(f"no node computes the output {info.name!r}")
+                values.append(item)
+            elif not self.refused and name not in env:
+                raise ModelError(f"no node computes the output {name!r}")
             elif not isinstance(item, Unknown):
-                self.refused.append((info.name, "output", "it is a sequence, not a tensor"))
+                self.refused.append((name, "output", "it is a sequence, not a tensor"))
         if self.refused:
             raise _refusal(self.refused)
-        for info, value in zip(graph.output, outputs, strict=True):
-            declared = info.type.tensor_type.elem_type
-            if declared and declared != element_type(value.dtype):
+        for name, value in zip(wanted, values, strict=True):
+            if declared.get(name) and declared[name] != element_type(value.dtype):
                 raise ModelError(
-                    f"the output {info.name!r} is {value.dtype.name}, and declared as another type",
+                    f"the output {name!r} is {value.dtype.name}, and declared as another type",
                     hint="the model is inconsistent: export it again",
                 )
-        result = Graph(list(inputs.values()), outputs, self.b.nodes)
+        result = Graph(list(inputs.values()), values, self.b.nodes)
         prune(result)
         return result
 
@@ -293,6 +300,8 @@ def _refuse_unread(op: repair.Op, domain: str) -> None:
 
 def _body_schema(node: onnx.NodeProto, domain: str, scope: Scope) -> Any:
     """The schema of an operator that ONNX may define by others; RefusedNodeError if it does not."""
+    if domain == REFUSED_DOMAIN:
+        raise RefusedNodeError(node.doc_string)
     schema = _schema(node.op_type, scope) if not domain else None
     if schema is None or not (schema.has_function or schema.has_context_dependent_function):
         what = f"{domain}.{node.op_type}" if domain else node.op_type

@@ -105,7 +105,12 @@ def test_verify(cli: Cli, fake_bundle: MakeBundle) -> None:
     assert cli.golden("verify", "verify", "b").code == 0
     said = cli.succeeds("verify", "b", "--json")
     assert said.json["checks"] == [
-        {"name": "golden inputs", "max_abs_error": 1e-7, "max_relative_error": 2e-7}
+        {
+            "name": "golden inputs",
+            "max_abs_error": 1e-7,
+            "max_relative_error": 2e-7,
+            "cosine": None,
+        }
     ]
 
 
