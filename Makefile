@@ -31,7 +31,7 @@ lint:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	clang-format --dry-run --Werror \
-	    $$(find device_scripts tests/device_scripts -name '*.h' -o -name '*.hpp' -o -name '*.cc')
+	    $$(find device_scripts examples tests/device_scripts -name '*.h' -o -name '*.hpp' -o -name '*.cc')
 
 bench:
 	@sh tools/setup.sh test

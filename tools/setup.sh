@@ -38,6 +38,9 @@ system_packages() {
             need arch-test arch-test
             need /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
             need ssh openssh-client
+            # The examples.
+            need /usr/include/stb/stb_image.h libstb-dev
+            need espeak-ng espeak-ng
             # Bundles called from C#.
             need mcs mono-mcs
             need mono mono-runtime
