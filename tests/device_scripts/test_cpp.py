@@ -27,6 +27,17 @@ def test_checks_hold(build: Callable[[str], Build], kind: str, program: str) -> 
     assert "ok" in result.stdout_text
 
 
+# No GPU has 32-bit programs, and the stand-in for its driver is for Linux.
+@pytest.mark.parametrize("program", ["test_cuda", "test_cuda_old"])
+@pytest.mark.parametrize("kind", ["plain", "asan", "tsan", "rpi4"])
+def test_checks_with_a_driver_hold(build: Callable[[str], Build], kind: str, program: str) -> None:
+    """On a stand-in for a GPU's driver of today, and on one of an old driver."""
+    made = build(kind)
+    result = made.run(made.folder / "tests" / program)
+    assert result.ok, result.stdout_text + result.stderr_text
+    assert "ok     any_call_may_fail" in result.stdout_text
+
+
 def test_a_failing_check_fails(build: Callable[[str], Build]) -> None:
     made = build("plain")
     result = made.run(made.folder / "tests" / "test_npy", "no_such_test")

@@ -687,7 +687,7 @@ EXPORT Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y
   });
 }
 
-#if !defined(FAKE_CUDA_OLD)
+// Of later drivers ----------------------------------------------------------------------------
 
 EXPORT Result cuFuncLoad(Function function) {
   BEGIN("cuFuncLoad", true, true);
@@ -769,5 +769,3 @@ EXPORT Result cuGraphDestroy(Graph graph) {
   FakeGraph* found = reinterpret_cast<FakeGraph*>(graph);
   return Erase(call.name, world.graphs, found) ? kSuccess : kInvalidHandle;
 }
-
-#endif
