@@ -31,15 +31,40 @@ class RefusedNodeError(Exception):
     """A node cannot be compiled; the text is the reason, for people."""
 
 
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """How a constant is stored in a quantised model: it is `numbers` * `scale`.
+
+    `numbers` are int16, less their zero point; `scale` has as many dimensions, and broadcasts.
+    """
+
+    numbers: np.ndarray[Any, Any]
+    scale: np.ndarray[Any, Any]
+
+    def transposed(self, perm: Sequence[int]) -> Stored:
+        return Stored(self.numbers.transpose(perm), self.scale.transpose(perm))
+
+    def reshaped(self, shape: tuple[int, ...]) -> Stored | None:
+        """None where the scales of the new shape are not one for each of its first axis."""
+        numbers, scale = self.numbers.reshape(shape), self.scale
+        if scale.size == 1:
+            return Stored(numbers, scale.reshape((1,) * len(shape)))
+        if scale.shape[0] != scale.size or not shape or shape[0] != scale.size:
+            return None
+        return Stored(numbers, scale.reshape(scale.size, *[1] * (len(shape) - 1)))
+
+
 @dataclass(eq=False)
 class Value:
-    """A tensor: `shape` in elements, NumPy `dtype`, and its content where known (`const`)."""
+    """A tensor: `shape` in elements, NumPy `dtype`, its content where known (`const`), and how that
+    was quantised, if it was (`stored`)."""
 
     label: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     const: np.ndarray[Any, Any] | None = None
     producer: Node | None = None
+    stored: Stored | None = None
 
     @property
     def rank(self) -> int:
@@ -110,9 +135,16 @@ class Builder:
         node = Node(op, values, {k: v for k, v in attrs.items() if v is not None})
         known = all(v is None or v.const is not None for v in values)
         if known and op == "Reshape" and values[0] is not None and values[1] is not None:
-            return [self.constant(_reshaped(values[0], values[1]))]
+            result = self.constant(_reshaped(values[0], values[1]))
+            if values[0].stored is not None:
+                result.stored = values[0].stored.reshaped(result.shape)
+            return [result]
         if known:
-            return [self.constant(a) for a in evaluate(node, outputs)]
+            results = [self.constant(a) for a in evaluate(node, outputs)]
+            if op == "Transpose" and values[0] is not None and values[0].stored is not None:
+                perm = attrs.get("perm", range(values[0].rank)[::-1])
+                results[0].stored = values[0].stored.transposed(perm)
+            return results
         node.origin = self.origin
         for index, (shape, dtype) in enumerate(infer(node, outputs)):
             if dtype.isbuiltin != 1 and 0 not in shape:

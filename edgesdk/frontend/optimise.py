@@ -1,4 +1,5 @@
-"""Tidies the core graph: constant scales and shifts move into the convolution before them."""
+"""Tidies the core graph: integers are used where it can be, and constant scales and shifts move
+into the convolution before them."""
 
 from __future__ import annotations
 
@@ -8,14 +9,18 @@ from typing import Any
 import numpy as np
 
 from edgesdk.frontend.graph import Graph, Node, Value, prune
+from edgesdk.frontend.integers import use_integers
 
 
 def optimise(graph: Graph) -> None:
     """Rewrites `graph` in place: conv(x, w) * s + t becomes conv(x, w * s) + t.
 
+    What is quantised becomes integer arithmetic (`integers.py`).
+
     The scale and shift are constants per channel, as batch normalisation leaves them; a shift
     between the convolution and the scale is scaled too. Results change by rounding only.
     """
+    use_integers(graph)
     uses = Counter(id(v) for n in graph.nodes for v in n.inputs if v is not None)
     uses.update(id(v) for v in graph.outputs)
     replaced: dict[int, Value] = {}

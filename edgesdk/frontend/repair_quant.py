@@ -10,7 +10,8 @@ import math
 import numpy as np
 from onnx import helper
 
-from edgesdk.frontend.graph import Value
+from edgesdk.frontend import integers
+from edgesdk.frontend.graph import Stored, Value
 from edgesdk.frontend.repair import Op, Repaired, positive_axis, refuse, repairs
 from edgesdk.frontend.repair_conv import conv, window
 
@@ -41,21 +42,31 @@ def _quantize(op: Op) -> Repaired:
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(to)) if to else np.dtype(np.uint8)
     if dtype.name not in _QUANTISED:
         raise refuse(f"quantisation to {dtype.name} is not supported")
-    wide = op.b.cast(x, np.float32)
-    scale = op.b.cast(_spread(op, op[1], x), np.float32)
+    scale = _spread(op, op[1], x)
     spread = None if zero is None else _spread(op, zero, x)
-    return quantised(op, op.b("Div", wide, scale), spread, dtype)
+    return quantised(op, x, scale, spread, dtype)
 
 
-def quantised(op: Op, x: Value, zero: Value | None, dtype: np.dtype) -> Value:
-    """round(x) + zero, saturated to `dtype`."""
+def quantised(op: Op, x: Value, scale: Value | None, zero: Value | None, dtype: np.dtype) -> Value:
+    """round(x / scale) + zero, saturated to `dtype`; without a scale it is one."""
     b = op.b
-    rounded = b("Round", x)
-    if zero is not None and not (zero.const is not None and not zero.const.any()):
-        rounded = b("Add", rounded, b.cast(zero, np.float32))
-    info = np.iinfo(dtype)
-    bounds = [b.constant(np.asarray(v, np.float32)) for v in (info.min, info.max)]
-    return b.cast(b("Clip", rounded, *bounds), dtype)
+    wide = b.cast(x, np.float32)
+    scale = None if scale is None else b.cast(scale, np.float32)
+    if scale is not None and _is_plain(scale, zero, dtype):
+        zero = zero if zero is not None else b.constant(np.zeros((), dtype))
+        return b("QuantizeLinear", wide, scale, zero)
+    if scale is not None:
+        wide = b("Div", wide, scale)
+    if zero is not None and zero.const is not None and not zero.const.any():
+        zero = None
+    return integers.quantised(b, wide, None if zero is None else b.cast(zero, np.float32), dtype)
+
+
+def _is_plain(scale: Value, zero: Value | None, dtype: np.dtype) -> bool:
+    """Whether numbers of one byte have one scale and zero point that are known: such operators stay
+    in the graph for `integers.use_integers`."""
+    known = all(v is None or (v.const is not None and v.shape == ()) for v in (scale, zero))
+    return known and dtype.name in ("int8", "uint8")
 
 
 @repairs("DequantizeLinear")
@@ -73,7 +84,24 @@ def _dequantize(op: Op) -> Repaired:
 
 def dequantised(op: Op, x: Value, scale: Value, zero: Value | None) -> Value:
     """(x - zero) * scale, in the scale's type."""
-    return op.b("Mul", op.b.cast(_centred(op, x, zero), scale.dtype), scale)
+    b = op.b
+    if scale.dtype == np.float32 and x.const is None and _is_plain(scale, zero, x.dtype):
+        zero = zero if zero is not None else b.constant(np.zeros((), x.dtype))
+        return b("DequantizeLinear", x, scale, zero)
+    real = b("Mul", b.cast(_centred(op, x, zero), scale.dtype), scale)
+    if real.const is not None and real.dtype == np.float32 and x.dtype.name in ("int8", "uint8"):
+        real.stored = _stored(x, scale, zero)
+    return real
+
+
+def _stored(x: Value, scale: Value, zero: Value | None) -> Stored | None:
+    numbers, factor = x.const, scale.const
+    if numbers is None or factor is None or (zero is not None and zero.const is None):
+        return None
+    wide = numbers.astype(np.int16)
+    if zero is not None and zero.const is not None:
+        wide = wide - zero.const.astype(np.int16)
+    return Stored(wide, factor.reshape((1,) * (x.rank - scale.rank) + scale.shape))
 
 
 def _centred(op: Op, x: Value, zero: Value | None) -> Value:
@@ -92,8 +120,8 @@ def _dynamic_quantize(op: Op) -> Repaired:
     span = b("Sub", high, low)
     one = b.constant(np.ones((), np.float32))
     scale = b("Where", b("Equal", span, 0.0), one, b("Div", span, 255.0))
-    zero = quantised(op, b("Div", b("Neg", low), scale), None, np.dtype(np.uint8))
-    return [quantised(op, b("Div", x, scale), zero, np.dtype(np.uint8)), scale, zero]
+    zero = quantised(op, b("Div", b("Neg", low), scale), None, None, np.dtype(np.uint8))
+    return [quantised(op, x, scale, zero, np.dtype(np.uint8)), scale, zero]
 
 
 def _weight_zero(op: Op, zero: Value | None, rank: int) -> Value | None:
@@ -134,7 +162,7 @@ def _qlinear_conv(op: Op) -> Repaired:
     if scale.size > 1:
         scale = b.reshape(scale, (scale.size, *channels[1:]))
     product = b("Mul", b.cast(total, np.float32), scale)
-    return quantised(op, product, b.reshape(op[7], ()), op[7].dtype)
+    return quantised(op, product, None, b.reshape(op[7], ()), op[7].dtype)
 
 
 def _flat(op: Op, value: Value) -> Value:
@@ -186,7 +214,7 @@ def _qlinear_matmul(op: Op) -> Repaired:
     left_scale = b.cast(_row_zero(op, op[1], op[0]) or op[1], np.float32)
     scale = b("Mul", left_scale, b.cast(_zero_scalar(op, op[4]) or op[4], np.float32))
     scale = b("Div", scale, b.cast(b.reshape(op[6], ()), np.float32))
-    return quantised(op, b("Mul", total, scale), b.reshape(op[7], ()), op[7].dtype)
+    return quantised(op, b("Mul", total, scale), None, b.reshape(op[7], ()), op[7].dtype)
 
 
 @repairs("QGemm", domain="com.microsoft")
@@ -208,7 +236,7 @@ def _qgemm(op: Op) -> Repaired:
     zero = op.get(8)
     dtype = op[0].dtype if zero is None else zero.dtype
     spread = None if zero is None else b.reshape(zero, ())
-    return quantised(op, b("Div", product, b.reshape(op[7], ())), spread, dtype)
+    return quantised(op, product, b.reshape(op[7], ()), spread, dtype)
 
 
 def _real(op: Op, index: int) -> Value:
@@ -222,7 +250,7 @@ def _requantised(op: Op, x: Value, index: int) -> Value:
     zero = op.get(index + 1)
     dtype = op[0].dtype if zero is None else zero.dtype
     spread = None if zero is None else op.b.reshape(zero, ())
-    return quantised(op, op.b("Div", x, op.b.reshape(op[index], ())), spread, dtype)
+    return quantised(op, x, op.b.reshape(op[index], ()), spread, dtype)
 
 
 @repairs("QLinearAdd", "QLinearMul", domain="com.microsoft")
@@ -253,8 +281,8 @@ def _qlinear_concat(op: Op) -> Repaired:
     """Inputs: output scale and zero, then (tensor, scale, zero) each."""
     parts = [_real(op, i) for i in range(2, len(op.inputs), 3)]
     whole = op.b.concat(parts, positive_axis(op.attrs["axis"], parts[0].rank))
-    scaled = op.b("Div", whole, op.b.reshape(op[0], ()))
-    return quantised(op, scaled, op.b.reshape(op[1], ()), op[1].dtype)
+    zero = op.b.reshape(op[1], ())
+    return quantised(op, whole, op.b.reshape(op[0], ()), zero, zero.dtype)
 
 
 @repairs("MatMulNBits", domain="com.microsoft")

@@ -17,11 +17,20 @@ def gather_epilogue(sch: Any, block: Any, vector: int) -> Any:
     Bias, activation and residual are inlined into it. A kernel that has none gets a block that
     only copies, so that the sums can stay in registers until they are complete. Where a follower
     spreads the result over a larger tensor (a channel's scale over its pixels), the sums are
-    complete before it begins: it is scheduled on its own, with vectors of `vector` lanes.
+    complete before it begins: it is scheduled on its own, with vectors of `vector` lanes. What is
+    computed from other tensors (a residual that is dequantised) is inlined where it is read.
     """
     name = sch.get(block).name_hint
     order = [sch.get(child).name_hint for child in sch.get_child_blocks(sch.get_sblock("root"))]
     followers = order[order.index(name) + 1 :]
+    reached = {name}
+    for follower in list(followers):
+        producers = {sch.get(p).name_hint for p in sch.get_producers(sch.get_sblock(follower))}
+        if producers & reached:
+            reached.add(follower)
+        else:
+            sch.compute_inline(sch.get_sblock(follower))
+            followers.remove(follower)
     size = _spatial_size(sch, block)
     # Panels of a matrix product are rounded up, so what follows may be smaller.
     same = [f for f in followers if _spatial_size(sch, sch.get_sblock(f)) <= size]

@@ -47,7 +47,8 @@ class TextCase:
 
 
 def _i8(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).integers(-128, 128, shape, np.int8)
+    # Of 7 bits: on x86 without VNNI, ONNX Runtime cuts sums of two larger products at 16 bits.
+    return np.random.default_rng(seed).integers(-64, 64, shape, np.int8)
 
 
 def _u8(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

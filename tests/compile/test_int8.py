@@ -1,0 +1,71 @@
+"""Integer arithmetic: exact results of every template on every instruction set that runs here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import quantised
+
+from edgesdk.compiler import compile_model
+from edgesdk.compiler.gate import run_launcher
+from edgesdk.frontend import import_model
+from edgesdk.profiles import TargetProfile, load_target
+from edgesdk.toolchain import emulator_command
+
+# Signed and unsigned data on every kernel, the four combinations of types in turn.
+_TURNS = itertools.cycle(quantised.TYPES)
+_CASES = [(case, next(_TURNS)) for case in quantised.CONVOLUTIONS]
+_BOTH = [
+    ("3x3", "s8 to u8"),
+    ("picture", "u8 to u8"),
+    ("1x1", "s8 to s8"),
+    ("depthwise", "s8 to u8"),
+    ("depthwise 5x5, stride 2", "u8 to u8"),
+    ("groups that fill no block", "s8 to s8"),
+]
+_PRODUCTS = [("one row", "u8 to s8"), ("odd sizes", "s8 to u8"), ("rows", "u8 to u8")]
+
+
+def profile(name: str) -> TargetProfile:
+    if name not in ("sse", "i8mm"):
+        return load_target(name)
+    if name == "i8mm":
+        base = load_target("rpi5")
+        tvm = {**base.tvm, "mcpu": "generic", "mattr": ["+dotprod", "+i8mm"]}
+        assert base.emulator is not None
+        return dataclasses.replace(
+            base, tvm=tvm, emulator=dataclasses.replace(base.emulator, cpu="max")
+        )
+    base = load_target("linux-x86_64")
+    cpu = dataclasses.replace(base.cpu, vector_bits=128)
+    return dataclasses.replace(base, tvm={**base.tvm, "mcpu": "x86-64-v2"}, cpu=cpu)
+
+
+@pytest.mark.parametrize(
+    "target", ["local", "linux-x86_64", "sse", "rpi5", "i8mm", "rpi4", "rpi4-32"]
+)
+def test_results_are_exact(target: str, tmp_path: Path) -> None:
+    network = quantised.network([*_CASES, *_BOTH], _PRODUCTS)
+    network.save(tmp_path / "q.onnx")
+    wanted = profile(target)
+    compiled = compile_model(
+        import_model(tmp_path / "q.onnx"), wanted, build=tmp_path, name_build=lambda: "test"
+    )
+    assert compiled.coverage.problems == ()
+    prefix = () if wanted.emulator is None else emulator_command(wanted, compiled.toolchain)
+    results = run_launcher(
+        prefix,
+        library=compiled.library,
+        launcher=compiled.launcher,
+        inputs=list(network.feeds.values()),
+    )
+    for (name, expected), actual in zip(network.expected.items(), results, strict=True):
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
+        assert len(np.unique(expected)) > 10, f"{name} tells little"
