@@ -126,6 +126,11 @@ class Emulator:
             raise ValueError("qemu and cpu are needed, e.g. qemu = 'aarch64', cpu = 'cortex-a72'")
 
     @property
+    def program(self) -> str:
+        """What it is called in short: "aarch64" for that qemu, or "wine"."""
+        return self.qemu or self.kind
+
+    @property
     def emulates_cpu(self) -> bool:
         """Whether it runs code for a CPU that this machine does not have."""
         return self.kind == "qemu"

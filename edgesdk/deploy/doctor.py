@@ -25,8 +25,13 @@ _CACHE_NEEDS_BYTES = 1 << 30
 
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
 
-# Threads, dlopen and the C++ library: what edgert and the launcher need of a toolchain.
+# Threads, dlopen and the C++ library: what edgert and the launcher need of a toolchain. On Windows
+# they use neither POSIX threads nor the C++ library.
 _PROBE = """\
+#ifdef _WIN32
+#include <windows.h>
+int main() { return LoadLibraryW(L"kernel32.dll") == nullptr; }
+#else
 #include <dlfcn.h>
 #include <string>
 #include <thread>
@@ -35,6 +40,7 @@ int main(int argc, char** argv) {
   std::thread([&] { text = argv[0]; }).join();
   return dlopen(text.c_str(), RTLD_NOW) == nullptr && argc > 1;
 }
+#endif
 """
 
 
@@ -113,32 +119,37 @@ def _compiler(toolchain: Toolchain) -> Finding:
                 source = Path(folder) / "probe.cc"
                 source.write_text(_PROBE, encoding="utf-8")
                 built = toolchain.compile_object(source, Path(folder) / "probe.o")
-                toolchain.link_executable([built], Path(folder) / "probe")
+                program = toolchain.object_format.program.format("probe")
+                toolchain.link_executable([built], Path(folder) / program)
     except EdgeSdkError as error:
         return Finding(name, False, error.message, toolchain.install_command)
     return Finding(name, True, detail)
 
 
 def _emulators(profiles: list[TargetProfile], toolchains: dict[str, Toolchain]) -> list[Finding]:
-    """qemu for running results here, and its binfmt entry, which emulated boards need."""
+    """What runs results here, and for qemu its binfmt entry, which emulated boards need."""
     findings: dict[str, Finding] = {}
     for profile in profiles:
-        if profile.emulator is None or profile.emulator.qemu in findings:
+        emulator = profile.emulator
+        if emulator is None or emulator.program in findings:
             continue
-        qemu = profile.emulator.qemu
+        program = emulator.program
         try:
-            detail = emulator_command(profile, toolchains[profile.toolchain])[0]
+            command = emulator_command(profile, toolchains[profile.toolchain])
         except EdgeSdkError as error:
-            findings[qemu] = Finding(
-                f"emulator {qemu}",
+            findings[program] = Finding(
+                f"emulator {program}",
                 False,
                 f"{error.message}: no check of results here",
                 error.hint,
                 required=False,
             )
             continue
-        findings[qemu] = Finding(f"emulator {qemu}", True, detail, required=False)
-        findings[f"{qemu} binfmt"] = _binfmt(qemu)
+        # "env" with settings goes before Wine's path, options after qemu's.
+        detail = next(word for word in command if word.startswith("/"))
+        findings[program] = Finding(f"emulator {program}", True, detail, required=False)
+        if emulator.kind == "qemu":
+            findings[f"{program} binfmt"] = _binfmt(program)
     return list(findings.values())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgesdk.formats import FORMATS, ObjectFormat
 from edgesdk.proc import CommandResult, run_command
 from edgesdk.profiles import load_target
 from edgesdk.toolchain import emulator_command, load_toolchain
@@ -26,19 +27,27 @@ ENVIRONMENT = {
 }
 
 
+# The tests use std::thread, which edgert does not: Debian's other mingw-w64 has it.
+TEST_COMPILERS = {"windows-x86_64": "x86_64-w64-mingw32-g++-posix"}
+
+
 @dataclass(frozen=True)
 class Build:
     """A finished build. `prefix` goes before its programs (qemu), or is empty."""
 
     folder: Path
     prefix: tuple[str, ...] = ()
+    form: ObjectFormat = FORMATS["elf"]
 
     @property
     def launcher(self) -> Path:
-        return self.folder / "edgesdk-run"
+        return self.folder / self.form.program.format("edgesdk-run")
 
     def library(self, model: str) -> Path:
-        return self.folder / "tests" / f"lib{model}.so"
+        return self.folder / "tests" / self.form.library.format(model)
+
+    def program(self, name: str) -> Path:
+        return self.folder / "tests" / self.form.program.format(name)
 
     def run(self, *argv: str | Path, env: dict[str, str] | None = None) -> CommandResult:
         return run_command(
@@ -54,18 +63,20 @@ def build_device_scripts(kind: str) -> Build:
     folder = ROOT / "build" / "device_scripts" / kind
     options = [f"-DTVM_FFI_INCLUDE={_tvm_ffi_include()}"]
     prefix: tuple[str, ...] = ()
+    form = FORMATS["elf"]
     sanitizers = {"plain": "", "asan": "address,undefined", "tsan": "thread"}
     if kind in sanitizers:
         options.append(f"-DEDGESDK_SANITIZE={sanitizers[kind]}")
     else:
         profile = load_target(kind)
         toolchain = load_toolchain(profile.toolchain)
-        compiler = toolchain.compilers[0].cxx[0]
+        form = toolchain.object_format
+        compiler = TEST_COMPILERS.get(kind, toolchain.compilers[0].cxx[0])
         if shutil.which(compiler) is None:
             pytest.skip(f"{compiler} is not installed: {toolchain.install_command}")
         prefix = emulator_command(profile, toolchain)
         options += [
-            "-DCMAKE_SYSTEM_NAME=Linux",
+            f"-DCMAKE_SYSTEM_NAME={profile.contract.os.capitalize()}",
             f"-DCMAKE_SYSTEM_PROCESSOR={profile.machine}",
             f"-DCMAKE_CXX_COMPILER={compiler}",
         ]
@@ -75,7 +86,7 @@ def build_device_scripts(kind: str) -> Build:
     ):
         result = run_command(argv, timeout_s=BUILD_LIMIT_S)
         assert result.ok, result.stdout_text + result.stderr_text
-    return Build(folder, prefix)
+    return Build(folder, prefix, form)
 
 
 def _tvm_ffi_include() -> Path:

@@ -16,13 +16,16 @@ PROGRAMS = (
     "test_model_api",
 )
 KINDS = ("plain", "asan", "tsan", "rpi4", "rpi4-32")
+# The others use POSIX themselves.
+WINDOWS_PROGRAMS = ("test_thread_pool", "test_executor", "test_cpu_features", "test_model_api")
+CASES = [(kind, program) for kind in KINDS for program in PROGRAMS]
+CASES += [("windows-x86_64", program) for program in WINDOWS_PROGRAMS]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "program"), CASES)
 def test_checks_hold(build: Callable[[str], Build], kind: str, program: str) -> None:
     made = build(kind)
-    result = made.run(made.folder / "tests" / program)
+    result = made.run(made.program(program))
     assert result.ok, result.stdout_text + result.stderr_text
     assert "ok" in result.stdout_text
 

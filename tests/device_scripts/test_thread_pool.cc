@@ -1,10 +1,14 @@
 // The thread pool: partition, nesting, concurrency, sleep, errors, signals, fork, end.
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
+
+#if defined(_WIN32)
+#include <windows.h>
+#else
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -29,13 +33,13 @@ constexpr uint64_t kSpinNs = 20 * 1000;
 // What a loop saw: how often each task ran, on which thread, and the number of tasks it was told.
 struct Seen {
   std::vector<int> runs = std::vector<int>(256, 0);
-  std::vector<pthread_t> thread = std::vector<pthread_t>(256);
+  std::vector<std::thread::id> thread = std::vector<std::thread::id>(256);
   std::atomic<int> num_task{0};
 
   static int Task(int task, ParallelEnv* env, void* data) {
     Seen* seen = static_cast<Seen*>(data);
     seen->runs[task] += 1;
-    seen->thread[task] = pthread_self();
+    seen->thread[task] = std::this_thread::get_id();
     seen->num_task.store(env->num_task);
     return 0;
   }
@@ -65,7 +69,7 @@ TEST(every_task_runs_once_on_a_static_partition) {
         for (int i = 0; i < tasks; ++i) {
           bool is_new = true;
           for (int k = 0; k < i; ++k) {
-            if (pthread_equal(seen.thread[i], seen.thread[k])) is_new = false;
+            if (seen.thread[i] == seen.thread[k]) is_new = false;
           }
           different += is_new;
         }
@@ -96,7 +100,7 @@ TEST(tasks_run_at_the_same_time) {
     for (int i = 0; i < 4; ++i) {
       CHECK_EQ(meeting.seen.runs[i], 1);
       for (int k = 0; k < i; ++k) {
-        CHECK(!pthread_equal(meeting.seen.thread[i], meeting.seen.thread[k]));
+        CHECK(meeting.seen.thread[i] != meeting.seen.thread[k]);
       }
     }
   }
@@ -126,7 +130,7 @@ TEST(a_loop_for_few_threads_never_gets_more) {
     for (int i = 0; i < 200; ++i) {
       bool is_new = true;
       for (int k = 0; k < i; ++k) {
-        if (pthread_equal(seen.thread[i], seen.thread[k])) is_new = false;
+        if (seen.thread[i] == seen.thread[k]) is_new = false;
       }
       different += is_new;
     }
@@ -156,7 +160,7 @@ TEST(a_loop_inside_a_loop_is_done_alone) {
     if (nested->pool->Launch(Seen::Task, &seen, 5, 0) != 0) nested->wrong.fetch_add(1);
     for (int i = 0; i < 5; ++i) {
       nested->inner_tasks.fetch_add(seen.runs[i]);
-      if (!pthread_equal(seen.thread[i], pthread_self())) nested->wrong.fetch_add(1);
+      if (seen.thread[i] != std::this_thread::get_id()) nested->wrong.fetch_add(1);
     }
     return 0;
   };
@@ -303,6 +307,8 @@ TEST(a_pool_of_nothing_is_a_pool_of_one) {
   }
 }
 
+#if !defined(_WIN32)
+
 std::atomic<int> signals_handled{0};
 
 TEST(workers_take_no_signals_of_the_program) {
@@ -364,10 +370,16 @@ TEST(a_forked_child_has_a_pool_of_its_own) {
   CHECK_EQ(count.load(), 32);
 }
 
+#endif
+
 }  // namespace
 
 int main(int argc, char** argv) {
   // The shared pool has more than one thread on any machine.
+#if defined(_WIN32)
+  SetEnvironmentVariableA("EDGESDK_NUM_THREADS", "3");
+#else
   setenv("EDGESDK_NUM_THREADS", "3", 1);
+#endif
   return check::Main(argc, argv);
 }
