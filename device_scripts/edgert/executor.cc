@@ -157,7 +157,7 @@ edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_b
         device_, kEdgertInput, static_cast<uint32_t>(index), false, nullptr);
     if (status != EDGESDK_OK) return DeviceFailed(status);
   }
-  bool copy = device_ != nullptr || !IsAligned(data);
+  bool copy = data != port.own && (device_ != nullptr || !IsAligned(data));
   if (copy && port.own == nullptr) {
     port.own = AllocateAligned(size_bytes);
     if (port.own == nullptr) return Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
@@ -170,6 +170,23 @@ edgesdk_status Executor::SetInput(int32_t index, const void* data, size_t size_b
   void* base = copy ? port.own : data != nullptr ? port.caller : arena_;
   Bind(kEdgertInput, static_cast<uint32_t>(index), base);
   return EDGESDK_OK;
+}
+
+edgesdk_status Executor::OwnInput(int32_t index, void** data, size_t* size_bytes) {
+  if (CheckIndex(kEdgertInput, index) != EDGESDK_OK) return EDGESDK_ERROR_INVALID_ARGUMENT;
+  if (data == nullptr) {
+    return Fail(EDGESDK_ERROR_INVALID_ARGUMENT, "own_input needs a place to write to");
+  }
+  size_t bytes = static_cast<size_t>(plan_.inputs[index].size_bytes);
+  Port& port = inputs_[index];
+  if (port.own == nullptr) {
+    port.own = AllocateAligned(bytes);
+    if (port.own == nullptr) return Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
+    io_bytes_ += bytes;
+  }
+  *data = port.own;
+  if (size_bytes != nullptr) *size_bytes = bytes;
+  return SetInput(index, port.own, bytes);
 }
 
 edgesdk_status Executor::SetOutput(int32_t index, void* data, size_t size_bytes) {

@@ -27,6 +27,7 @@ class Executor {
   const char* last_error() const { return error_; }
 
   edgesdk_status SetInput(int32_t index, const void* data, size_t size_bytes);
+  edgesdk_status OwnInput(int32_t index, void** data, size_t* size_bytes);
   edgesdk_status SetOutput(int32_t index, void* data, size_t size_bytes);
   edgesdk_status GetOutput(int32_t index, const void** data, size_t* size_bytes);
   edgesdk_status Run();

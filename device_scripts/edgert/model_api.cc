@@ -67,9 +67,8 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
   if (options != nullptr && options->struct_size != kFirstOptionsBytes &&
       options->struct_size < sizeof(edgesdk_options)) {
     return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT,
-                    "options.struct_size is %llu, should be %llu: sizeof(edgesdk_options)",
-                    static_cast<unsigned long long>(options->struct_size),
-                    static_cast<unsigned long long>(sizeof(edgesdk_options)));
+                    "options.struct_size is %zu, should be %zu: sizeof(edgesdk_options)",
+                    options->struct_size, sizeof(edgesdk_options));
   }
   // A name that edgert has no test for is not refused: the profile may know more than it.
   for (const char* const* name = plan.cpu_features; *name != nullptr; ++name) {
@@ -239,6 +238,11 @@ edgesdk_status DeviceInfo(edgesdk_model* model, edgesdk_device_info* info) {
   return model->executor->DeviceInfo(info);
 }
 
+edgesdk_status OwnInput(edgesdk_model* model, int32_t index, void** data, size_t* size_bytes) {
+  if (model == nullptr) return NoHandle();
+  return model->executor->OwnInput(index, data, size_bytes);
+}
+
 const edgesdk_api kApi = {
     EDGESDK_ABI_VERSION,
     sizeof(edgesdk_api),
@@ -266,6 +270,7 @@ const edgesdk_api kApi = {
     GetInputDevice,
     GetOutputDevice,
     DeviceInfo,
+    OwnInput,
 };
 
 }  // namespace
@@ -383,6 +388,11 @@ edgesdk_status edgesdk_model_get_output_device(edgesdk_model* model, int32_t ind
 
 edgesdk_status edgesdk_model_device_info(edgesdk_model* model, edgesdk_device_info* info) {
   return Api(model)->device_info(model, info);
+}
+
+edgesdk_status edgesdk_model_own_input(edgesdk_model* model, int32_t index, void** data,
+                                       size_t* size_bytes) {
+  return Api(model)->own_input(model, index, data, size_bytes);
 }
 
 }  // extern "C"

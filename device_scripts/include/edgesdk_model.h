@@ -223,6 +223,13 @@ EDGESDK_API edgesdk_status edgesdk_model_get_output_device(edgesdk_model* model,
 EDGESDK_API edgesdk_status edgesdk_model_device_info(edgesdk_model* model,
                                                      edgesdk_device_info* info);
 
+/* Binds an input to memory of the handle's own, aligned to 64 bytes and valid until close, and
+ * tells where it is: what is written there before a run is not copied once more on the host. For a
+ * GPU it is page-locked; where CPU and GPU share one memory, the GPU reads it there. size_bytes may
+ * be NULL. */
+EDGESDK_API edgesdk_status edgesdk_model_own_input(edgesdk_model* model, int32_t index, void** data,
+                                                   size_t* size_bytes);
+
 /* All functions above as a table, for programs that load the library with dlopen. Newer functions
  * are at the end: where struct_size does not reach, the library is older and has none. */
 typedef struct edgesdk_api {
@@ -252,6 +259,7 @@ typedef struct edgesdk_api {
   edgesdk_status (*get_input_device)(edgesdk_model*, int32_t, void**, size_t*);
   edgesdk_status (*get_output_device)(edgesdk_model*, int32_t, void**, size_t*);
   edgesdk_status (*device_info)(edgesdk_model*, edgesdk_device_info*);
+  edgesdk_status (*own_input)(edgesdk_model*, int32_t, void**, size_t*);
 } edgesdk_api;
 
 /* Returns the library's table, or NULL if it does not speak abi_version. */

@@ -28,25 +28,15 @@ int Fail(const char* reason) {
   return 1;
 }
 
-// A tensor of the host's, aligned as the network likes it.
-struct Tensor {
-  explicit Tensor(std::size_t size_bytes) : storage(size_bytes + 64), size_bytes(size_bytes) {}
-  unsigned char* data() {
-    const auto address = reinterpret_cast<std::uintptr_t>(storage.data());
-    return storage.data() + (64 - address % 64) % 64;
-  }
-  std::vector<unsigned char> storage;
-  std::size_t size_bytes;
-};
-
 // Values between -1 and 1 for floats, zeros for all else: no network minds them.
-void Fill(const edgesdk_tensor_info& info, Tensor* tensor) {
+void Fill(const edgesdk_tensor_info& info, unsigned char* data) {
+  std::memset(data, 0, info.size_bytes);
   if (info.dtype != EDGESDK_FLOAT32) return;
   std::uint32_t state = 1;
   for (std::size_t i = 0; i < info.size_bytes / sizeof(float); ++i) {
     state = 1664525u * state + 1013904223u;  // Numerical Recipes, "ranqd1"
     const float value = static_cast<float>(state >> 8) / (1 << 23) - 1.0f;
-    std::memcpy(tensor->data() + i * sizeof(float), &value, sizeof(float));
+    std::memcpy(data + i * sizeof(float), &value, sizeof(float));
   }
 }
 
@@ -133,16 +123,14 @@ bool Parse(int argc, char** argv, Settings* settings) {
 }
 
 int Run(edgesdk_model* model, const Settings& settings) {
-  std::vector<Tensor> inputs;
-  inputs.reserve(static_cast<std::size_t>(edgesdk_model_num_inputs(model)));
   for (std::int32_t i = 0; i < edgesdk_model_num_inputs(model); ++i) {
     edgesdk_tensor_info info;
+    void* data = nullptr;
     edgesdk_model_input_info(model, i, &info);
-    inputs.emplace_back(info.size_bytes);
-    Fill(info, &inputs.back());
-    if (edgesdk_model_set_input(model, i, inputs.back().data(), info.size_bytes) != EDGESDK_OK) {
+    if (edgesdk_model_own_input(model, i, &data, nullptr) != EDGESDK_OK) {
       return Fail(edgesdk_model_last_error(model));
     }
+    Fill(info, static_cast<unsigned char*>(data));
   }
   // The first run records the commands for the GPU; the others replay them.
   if (edgesdk_model_run(model) != EDGESDK_OK) return Fail(edgesdk_model_last_error(model));

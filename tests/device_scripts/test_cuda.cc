@@ -422,6 +422,34 @@ TEST(inputs_stay_on_the_gpu_in_the_handles_own_memory) {
   CheckOutput(model, SimpleResult(x));
 }
 
+TEST(the_handles_own_memory_on_the_host) {
+  World world;
+  for (int board = 0; board < 2; ++board) {
+    fake_cuda_settings()->integrated = board;
+    std::unique_ptr<TestPlan> test = Simple();
+    Open model(*test);
+    void* own = nullptr;
+    size_t size_bytes = 0;
+    CHECK_EQ(model->OwnInput(0, &own, &size_bytes), EDGESDK_OK);
+    CHECK_EQ(size_bytes, kBytes);
+    for (int32_t first : {1, 2}) {
+      const int32_t x[] = {first, 2, 3, 4};
+      memcpy(own, x, kBytes);
+      CHECK_EQ(model->Run(), EDGESDK_OK);
+      CheckOutput(model, SimpleResult({first, 2, 3, 4}));
+    }
+    CHECK_EQ(model->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
+    memset(own, 0, kBytes);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    // Where both share the memory, it is the same.
+    CheckOutput(model, SimpleResult(board ? std::vector<int32_t>{0, 0, 0, 0}
+                                          : std::vector<int32_t>{2, 2, 3, 4}));
+    CHECK_EQ(model->OwnInput(0, &own, nullptr), EDGESDK_OK);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    CheckOutput(model, SimpleResult({0, 0, 0, 0}));
+  }
+}
+
 TEST(the_output_of_one_is_the_input_of_another) {
   World world;
   std::unique_ptr<TestPlan> test = Simple();

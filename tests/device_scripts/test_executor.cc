@@ -143,6 +143,43 @@ TEST(tensors_of_no_bytes) {
   CHECK_EQ(size_bytes, 0u);
 }
 
+TEST(an_input_may_be_the_handles_own_memory) {
+  TestPlan test;
+  test.inputs = {{"x", EDGESDK_INT32, 1, kFour, 16}};
+  test.outputs = {{"y", EDGESDK_INT32, 1, kFour, 16}};
+  test.tensors = {{kEdgertInput, kDLInt, 32, 1, 0, 0, 16, kFour},
+                  {kEdgertOutput, kDLInt, 32, 1, 0, 0, 16, kFour}};
+  test.Step(Add, "double", {0, 0, 1});
+  Open model(test.Finish());
+  void* own = nullptr;
+  size_t size_bytes = 0;
+  CHECK_EQ(model->OwnInput(0, &own, &size_bytes), EDGESDK_OK);
+  CHECK_EQ(size_bytes, 16u);
+  CHECK_EQ(reinterpret_cast<uintptr_t>(own) % 64, 0u);
+  int32_t* x = static_cast<int32_t*>(own);
+  const void* data = nullptr;
+  CHECK_EQ(model->GetOutput(0, &data, nullptr), EDGESDK_OK);
+  for (int32_t first : {1, 2}) {
+    for (int32_t i = 0; i < 4; ++i) x[i] = first + i;
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    for (int32_t i = 0; i < 4; ++i) CHECK_EQ(static_cast<const int32_t*>(data)[i], 2 * (first + i));
+  }
+  // The caller's memory, and back: an unaligned input is copied to the same place.
+  unsigned char unaligned[17] = {0};
+  unaligned[1] = 21;
+  CHECK_EQ(model->SetInput(0, unaligned + 1, 16), EDGESDK_OK);
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  CHECK_EQ(static_cast<const int32_t*>(data)[0], 42);
+  void* again = nullptr;
+  CHECK_EQ(model->OwnInput(0, &again, nullptr), EDGESDK_OK);
+  CHECK(again == own);
+  x[0] = 4;
+  CHECK_EQ(model->Run(), EDGESDK_OK);
+  CHECK_EQ(static_cast<const int32_t*>(data)[0], 8);
+  CHECK_EQ(model->OwnInput(1, &own, nullptr), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_EQ(model->OwnInput(0, nullptr, nullptr), EDGESDK_ERROR_INVALID_ARGUMENT);
+}
+
 TEST(a_plan_of_nothing) {
   TestPlan test;
   Open model(test.Finish());
