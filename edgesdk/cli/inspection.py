@@ -42,11 +42,13 @@ class Refusal:
 class ModelReport:
     """`inputs` and `outputs` are static if the model could be imported, else as the file has them.
 
-    `operators` maps each operator of the file to its count. `needs` says which shapes are missing
+    `opset` is that of the model's form in ONNX. `operators` maps each operator of the file, by its
+    format's own name where that is known, to its count. `needs` says which shapes are missing
     before more can be told; then `repairs` and `refused` are empty.
     """
 
     model: str
+    format: str
     size_bytes: int
     sha256: str
     opset: int
@@ -67,9 +69,11 @@ def inspect_model(path: Path, shapes: Mapping[str, Sequence[int]]) -> ModelRepor
     a file that is no sound ONNX model. What is refused is in the report.
     """
     from edgesdk.frontend import import_model
-    from edgesdk.frontend.load import load_onnx
+    from edgesdk.frontend.load import load_model
+    from edgesdk.frontend.sources import open_source
 
-    loaded = load_onnx(path)
+    source = open_source(path)
+    loaded = load_model(path)
     proto = loaded.proto
     inputs = [i for i in proto.graph.input if i.name not in loaded.weights]
     ports = tuple(map(_port, inputs)), tuple(map(_port, proto.graph.output))
@@ -93,6 +97,7 @@ def inspect_model(path: Path, shapes: Mapping[str, Sequence[int]]) -> ModelRepor
         )
     return ModelReport(
         model=str(path),
+        format=source.kind,
         size_bytes=path.stat().st_size,
         sha256=loaded.sha256,
         opset=loaded.opset,
@@ -100,7 +105,7 @@ def inspect_model(path: Path, shapes: Mapping[str, Sequence[int]]) -> ModelRepor
         parameters=sum(int(w.size) for w in loaded.weights.values()),
         inputs=ports[0],
         outputs=ports[1],
-        operators=dict(Counter(_operators(proto.graph)).most_common()),
+        operators=source.operators or dict(Counter(_operators(proto.graph)).most_common()),
         repairs=repairs,
         refused=refused,
         needs=needs,
@@ -116,10 +121,7 @@ def report_text(report: ModelReport) -> str:
             [
                 ("model", report.model),
                 ("size", f"{size_text(report.size_bytes)}, {report.parameters:,} parameters"),
-                (
-                    "opset",
-                    f"{report.opset}" + (f", by {report.producer}" if report.producer else ""),
-                ),
+                _format(report),
                 *(("input", f"{t.name} {t.dtype} {t.shape_text}") for t in report.inputs),
                 *(("output", f"{t.name} {t.dtype} {t.shape_text}") for t in report.outputs),
             ]
@@ -136,6 +138,13 @@ def report_text(report: ModelReport) -> str:
     else:
         parts.append("nothing is refused: it can be compiled")
     return "\n\n".join(parts)
+
+
+def _format(report: ModelReport) -> tuple[str, str]:
+    made_by = f", by {report.producer}" if report.producer else ""
+    if report.format == "ONNX":
+        return "opset", f"{report.opset}{made_by}"
+    return "format", f"{report.format}{made_by}"
 
 
 def _indented(lines: Any) -> str:

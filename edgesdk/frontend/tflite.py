@@ -220,7 +220,7 @@ class Writer:
     ) -> list[str]:
         names = [self.fresh(f"{self.label}/{kind}") for _ in range(outputs)]
         attrs = {k: v for k, v in attrs.items() if v is not None}
-        label = names[0] if names else self.fresh(self.label)
+        label = names[0] if names else self.label
         self.nodes.append(
             helper.make_node(kind, list(inputs), names, name=label, domain=domain, **attrs)
         )
