@@ -2,6 +2,7 @@
 // not, recorded graphs, and every way to fail. The same tests run with a stand-in of old drivers.
 
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,8 @@
 #include "fake_cuda/fake_cuda.h"
 #include "plan.h"
 #include "test_plan.h"
+
+extern "C" edgesdk_status edgesdk_open_model_gpu(uint32_t, const edgesdk_options*, edgesdk_model**);
 
 namespace {
 
@@ -1029,6 +1032,52 @@ TEST(tensors_of_no_bytes) {
   const void* data = nullptr;
   CHECK_EQ(model->GetOutput(0, &data, nullptr), EDGESDK_OK);
   CHECK(data != nullptr);
+}
+
+// The C API, with a library that was linked as real ones are.
+TEST(a_program_with_a_library_for_a_gpu) {
+  World world;
+  edgesdk_options options = {};
+  options.struct_size = sizeof(options);
+  char reason[1280] = "";
+  options.error_buffer = reason;
+  options.error_buffer_size = sizeof(reason);
+  options.device_index = 3;
+  edgesdk_model* model = nullptr;
+  CHECK_EQ(edgesdk_open_model_gpu(EDGESDK_ABI_VERSION, &options, &model),
+           EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK(model == nullptr);
+  CHECK_TEXT(reason, "there is no GPU 3: the driver finds 1");
+  // An older program's options end before the index.
+  options.struct_size = offsetof(edgesdk_options, device_index);
+  CHECK_EQ(edgesdk_open_model_gpu(EDGESDK_ABI_VERSION, &options, &model), EDGESDK_OK);
+
+  edgesdk_device_info info = {};
+  info.struct_size = sizeof(info);
+  CHECK_EQ(edgesdk_model_device_info(model, &info), EDGESDK_OK);
+  CHECK_TEXT(info.name, "Paper GPU");
+  void* own = nullptr;
+  CHECK_EQ(edgesdk_model_own_input(model, 0, &own, nullptr), EDGESDK_OK);
+  const int32_t x[] = {5, 6, 7, 8};
+  memcpy(own, x, kBytes);
+  CHECK_EQ(edgesdk_model_run(model), EDGESDK_OK);
+  const void* y = nullptr;
+  CHECK_EQ(edgesdk_model_get_output(model, 0, &y, nullptr), EDGESDK_OK);
+  CheckValues(y, {12, 16, 20, 24});
+
+  DeviceBlock out;
+  void* in = nullptr;
+  size_t size_bytes = 0;
+  CHECK_EQ(edgesdk_model_get_input_device(model, 0, &in, &size_bytes), EDGESDK_OK);
+  CHECK_EQ(size_bytes, kBytes);
+  CHECK_EQ(edgesdk_model_set_input_device(model, 0, in, kBytes), EDGESDK_OK);
+  CHECK_EQ(edgesdk_model_set_output_device(model, 0, out.pointer(), kBytes), EDGESDK_OK);
+  void* where = nullptr;
+  CHECK_EQ(edgesdk_model_get_output_device(model, 0, &where, nullptr), EDGESDK_OK);
+  CHECK(where == out.pointer());
+  CHECK_EQ(edgesdk_model_run(model), EDGESDK_OK);
+  CheckValues(out.values(), {12, 16, 20, 24});
+  edgesdk_model_close(model);
 }
 
 TEST(a_failure_on_the_cpu_leaves_nothing_in_the_queue) {

@@ -2,8 +2,12 @@
 //
 // MODEL names it. As such: y = relu(FACTOR * weight * x) + 1 with weight[i] = i, x and y float32
 // [10, 100], in parallel; it fails with a message where x holds a NaN. With ALL_DTYPES: 13 inputs
-// of 2 x 3, one per type, copied to 13 outputs. With NO_INPUTS: one output, 1 to 4.
+// of 2 x 3, one per type, copied to 13 outputs. With NO_INPUTS: one output, 1 to 4. With ON_GPU:
+// y = 2 * (x + w), four int32 with w = 1 to 4, by the kernels of the stand-in for a GPU's driver.
 
+#if defined(ON_GPU)
+#include "accelerator.h"
+#endif
 #include "plan.h"
 
 #define JOIN_(a, b) a##b
@@ -83,6 +87,27 @@ const edgert_tensor tensors[] = {{kEdgertWeight, kDLInt, 32, 1, 0, 0, 16, shape}
 const uint32_t arguments[] = {0, 1};
 const edgert_step steps[] = {{nullptr, "copy", "constant", arguments, 2}};
 constexpr uint32_t kNumInputs = 0;
+constexpr uint64_t kArenaBytes = 0;
+alignas(64) const int32_t weights[16] = {1, 2, 3, 4};
+
+#elif defined(ON_GPU)
+
+const int64_t shape[] = {4};
+const edgert_port inputs[] = {{"x", EDGESDK_INT32, 1, shape, 16}};
+const edgert_port outputs[] = {{"y", EDGESDK_INT32, 1, shape, 16}};
+const edgert_tensor tensors[] = {{kEdgertDeviceInput, kDLInt, 32, 1, 0, 0, 16, shape},
+                                 {kEdgertDeviceWeight, kDLInt, 32, 1, 0, 0, 16, shape},
+                                 {kEdgertDeviceArena, kDLInt, 32, 1, 0, 0, 16, shape},
+                                 {kEdgertDeviceOutput, kDLInt, 32, 1, 0, 0, 16, shape}};
+const uint32_t arguments[] = {0, 1, 2, 2, 3};
+const edgert_launch launches[] = {{"add", {1, 1, 1}, {4, 1, 1}, 0},
+                                  {"twice", {1, 1, 1}, {4, 1, 1}, 0}};
+const edgert_step steps[] = {{nullptr, "add", "sum", arguments, 3, launches},
+                             {nullptr, "twice", "double", arguments + 3, 2, launches + 1}};
+const char code[] = "fake cubin sm_90\nadd\ntwice\n";
+const edgert_image images[] = {
+    {kEdgertCubin, 90, reinterpret_cast<const uint8_t*>(code), sizeof(code)}};
+constexpr uint32_t kNumInputs = 1;
 constexpr uint64_t kArenaBytes = 0;
 alignas(64) const int32_t weights[16] = {1, 2, 3, 4};
 
@@ -176,6 +201,12 @@ const edgert_plan edgert_model_plan = {
     reinterpret_cast<const uint8_t*>(&weights),
     sizeof(weights),
     kArenaBytes,
+#if defined(ON_GPU)
+    &edgert_cuda,
+    images,
+    sizeof(images) / sizeof(images[0]),
+    64,
+#endif
 };
 
 EDGESDK_API edgesdk_status JOIN(edgesdk_open_, MODEL)(uint32_t abi_version,
