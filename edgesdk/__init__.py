@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgesdk import errors
-    from edgesdk.api import bench, compile, push, run, tune, verify
+    from edgesdk.api import bench, compile, push, run, run_folder, tune, verify
     from edgesdk.bundle import Bundle, open_bundle
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "open_bundle",
     "push",
     "run",
+    "run_folder",
     "tune",
     "verify",
 ]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgesdk.bundle.manifest import VerificationInfo
     from edgesdk.compiler import CompiledModel
     from edgesdk.compiler.gate import Sample
+    from edgesdk.deploy.batch import BatchReport
     from edgesdk.deploy.bench import BenchReport
     from edgesdk.deploy.push import RemoteBundle
     from edgesdk.deploy.verify import VerifyReport
@@ -379,6 +380,33 @@ def run(
     check_inputs(opened.manifest, inputs)  # before the way to the device, which may be long
     with placed_bundle(opened, device) as placed:
         return run_placed(placed, inputs, threads=threads).outputs
+
+
+def run_folder(
+    bundle: Bundle | str | Path,
+    folder: str | Path,
+    output: str | Path,
+    *,
+    device: str = "local",
+    threads: int | None = None,
+    progress: Callable[[int, str], None] = lambda done, name: None,
+) -> BatchReport:
+    """Runs a bundle on every .npy and .npz file of a folder; returns what became of each.
+
+    A .npz file holds the inputs by their names, a .npy file that of a network with one. Results go
+    to the folder `output`, NAME.npz for each file NAME, or as lines of JSON to a file that ends in
+    .jsonl. Files that cannot be run are in the report's `failed`; they end nothing. `progress`
+    hears the number of files done and the next one's name.
+
+    Raises UsageError (folder, output, device), and what `run` raises when the device is lost.
+    """
+    from edgesdk.deploy.batch import input_files, prepare_output, run_batch
+    from edgesdk.deploy.run import placed_bundle
+
+    files = input_files(Path(folder))
+    prepare_output(Path(output))
+    with placed_bundle(_opened(bundle), device) as placed:
+        return run_batch(placed, files, Path(output), threads=threads, progress=progress)
 
 
 def verify(

@@ -17,8 +17,19 @@ Progress = Callable[[str], None]
 
 def print_json(data: Any) -> None:
     """Prints `data` as one JSON document. NaN and infinity, which JSON lacks, become null."""
-    text = json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False, default=str)
     print(text)
+
+
+def finite(data: Any) -> Any:
+    """Returns `data` as JSON can hold it: null for NaN and infinity, strings for keys."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {str(key): finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return data
 
 
 def print_error(message: str, hint: str | None) -> None:
@@ -96,11 +107,30 @@ def stages(title: str) -> Iterator[Progress]:
         yield lambda stage: bar.update(task, description=f"{title}: {stage}")
 
 
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, dict):
-        return {str(key): _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return data
+@contextmanager
+def counting(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Shows how far a work of `total` steps is; yields the function that is told of each.
+
+    It takes the number of steps done and what comes next. On a terminal there is a bar with the
+    time left; elsewhere a line for each tenth.
+    """
+    if not sys.stderr.isatty():
+        last = 0
+
+        def line(done: int, name: str) -> None:
+            nonlocal last
+            if 10 * done // total > last:
+                last = 10 * done // total
+                note(f"{title}: {done} of {total}")
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done, name: bar.update(task, completed=done, description=f"{title}: {name}")

@@ -119,17 +119,35 @@ def run(
             help="An input; once for each. Without any, the bundle's golden inputs are run.",
         ),
     ] = None,
+    input_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--input-dir",
+            metavar="DIR",
+            help="Run every .npy and .npz file of this folder instead; needs --output.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="Write each output to DIR/<name>.npy."),
+        typer.Option(
+            "--output",
+            metavar="DIR",
+            help="Write each output to DIR/<name>.npy; with --input-dir DIR/<input>.npz, or lines"
+            " of JSON to a FILE.jsonl.",
+        ),
     ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a bundle once on a device and show its outputs."""
+    """Run a bundle on a device, once or on a folder of inputs, and show its outputs."""
     from edgesdk.deploy.run import check_inputs, golden_inputs, run_placed
 
     chosen = choose_bundle(bundle, target, device)
+    if input_dir is not None:
+        if inputs:
+            raise UsageError("--input and --input-dir exclude each other", hint="leave one out")
+        _run_folder(chosen, input_dir, output, threads=threads, as_json=as_json)
+        return
     manifest = chosen.bundle.manifest
     arrays = parse_inputs(inputs, manifest) if inputs else golden_inputs(chosen.bundle)
     check_inputs(manifest, arrays)
@@ -163,6 +181,40 @@ def run(
     console.note(
         f"took {console.time_text(latency_ms)} on {used}; `edgesdk bench` measures properly"
     )
+
+
+def _run_folder(
+    chosen: Chosen, folder: Path, output: Path | None, *, threads: int | None, as_json: bool
+) -> None:
+    from statistics import median
+
+    from edgesdk.deploy.batch import failure_error, input_files, prepare_output, run_batch
+
+    files = input_files(folder)
+    if output is None:
+        raise UsageError(
+            "--input-dir needs a place for the results",
+            hint="add --output DIR, or --output FILE.jsonl",
+        )
+    prepare_output(output)
+    with _placed(chosen) as placed, console.counting("run", len(files)) as progress:
+        report = run_batch(
+            placed,
+            files,
+            output,
+            threads=threads,
+            progress=progress,
+            failed=lambda failure: console.warn(f"{failure.file}: {failure.message}"),
+        )
+    error = failure_error(report, len(files))
+    if as_json and error is None:
+        console.print_json(asdict(report))
+    elif not as_json:
+        print(f"{report.done} of {len(files)} inputs done on {report.device}: {output}")
+        if report.latencies_ms:
+            console.note(f"median {console.time_text(median(report.latencies_ms))} each")
+    if error is not None:
+        raise error
 
 
 def bench(

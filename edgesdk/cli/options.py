@@ -161,7 +161,7 @@ def parse_inputs(texts: Sequence[str], manifest: Manifest | None = None) -> dict
 
     Raises UsageError when a name is unknown or given twice, or a file is no .npy file.
     """
-    import numpy as np
+    from edgesdk.deploy.run import load_array
 
     arrays: dict[str, np.ndarray] = {}
     for text in texts:
@@ -173,20 +173,7 @@ def parse_inputs(texts: Sequence[str], manifest: Manifest | None = None) -> dict
                 raise UsageError(f"--input {text!r} is not NAME=FILE.npy")
         if name in arrays:
             raise UsageError(f"--input {name} is given twice", hint="leave one of them out")
-        try:
-            array = np.load(file, allow_pickle=False)
-        except FileNotFoundError:
-            raise UsageError(f"there is no file {file}", hint="give a .npy file") from None
-        except OSError as error:
-            raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
-        except (ValueError, EOFError):
-            array = None
-        if not isinstance(array, np.ndarray):
-            raise UsageError(
-                f"{file} is not a .npy file of numbers",
-                hint="write one with numpy.save",
-            )
-        arrays[name] = array
+        arrays[name] = load_array(file)
     return arrays
 
 

@@ -154,26 +154,40 @@ def run_placed(
 
     Raises UsageError when they are not what `check_inputs` wants, else as `PlacedBundle.launch`.
     """
+    check_inputs(placed.bundle.manifest, inputs)  # before anything is made on the device
+    with tempfile.TemporaryDirectory(prefix="edgesdk-") as temporary, placed.run_folder() as there:
+        return run_in_folder(placed, inputs, Path(temporary), there, threads=threads)
+
+
+def run_in_folder(
+    placed: PlacedBundle,
+    inputs: Mapping[str, Any],
+    here: Path,
+    there: str,
+    *,
+    threads: int | None = None,
+) -> RunResult:
+    """As `run_placed`, with the files in the folders `here`, on this machine, and `there`.
+
+    Files of a run before are written over.
+    """
     import numpy as np
 
     manifest = placed.bundle.manifest
-    arrays = check_inputs(manifest, inputs)
-    with tempfile.TemporaryDirectory(prefix="edgesdk-") as temporary, placed.run_folder() as there:
-        here = Path(temporary)
-        options = ["--output", there]
-        for index, array in enumerate(arrays):
-            name = f"input_{index}.npy"
-            np.save(here / name, array)
-            placed.transport.upload(here / name, posixpath.join(there, name))
-            options += ["--input", f"{index}={posixpath.join(there, name)}"]
-        if threads is not None:
-            options += ["--threads", str(threads)]
-        report = placed.launch(options).report
-        outputs = {}
-        for index, tensor in enumerate(manifest.outputs):
-            name = f"output_{index}.npy"
-            placed.transport.download(posixpath.join(there, name), here / name)
-            outputs[tensor.name] = np.load(here / name)
+    options = ["--output", there]
+    for index, array in enumerate(check_inputs(manifest, inputs)):
+        name = f"input_{index}.npy"
+        np.save(here / name, array)
+        placed.transport.upload(here / name, posixpath.join(there, name))
+        options += ["--input", f"{index}={posixpath.join(there, name)}"]
+    if threads is not None:
+        options += ["--threads", str(threads)]
+    report = placed.launch(options).report
+    outputs = {}
+    for index, tensor in enumerate(manifest.outputs):
+        name = f"output_{index}.npy"
+        placed.transport.download(posixpath.join(there, name), here / name)
+        outputs[tensor.name] = np.load(here / name)
     return RunResult(outputs, report)
 
 
@@ -211,6 +225,23 @@ def check_inputs(manifest: Manifest | ImportedModel, inputs: Mapping[str, Any]) 
         # The launcher reads the device's byte order only, which is little-endian everywhere.
         arrays.append(np.asarray(array, dtype=np.dtype(tensor.dtype).newbyteorder("<"), order="C"))
     return arrays
+
+
+def load_array(file: Path | str) -> np.ndarray:
+    """Returns the array in a .npy file. Raises UsageError when there is none, or no such file."""
+    import numpy as np
+
+    try:
+        array = np.load(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {file}", hint="give a .npy file") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError):
+        array = None
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{file} is not a .npy file of numbers", hint="write one with numpy.save")
+    return array
 
 
 def golden_inputs(bundle: Bundle) -> dict[str, np.ndarray]:

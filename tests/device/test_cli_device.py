@@ -58,6 +58,20 @@ def test_the_whole_way_to_a_board(project: Cli, aarch64_board: EmulatedBoard) ->
     weight = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
     np.testing.assert_allclose(np.load(output["file"]), np.tanh(x @ weight), rtol=1e-4, atol=1e-5)
 
+    # A folder of inputs, one of them wrong; nothing of it stays on the board.
+    (cli.here / "in").mkdir()
+    for name, array in (("a", x), ("b", x[:, :4]), ("c", -x)):
+        np.save(cli.here / "in" / f"{name}.npy", array)
+    said = cli("run", "--target", "rpi4", "--input-dir", "in", "--output", "out")
+    assert said.code == 2 and said.out == "2 of 3 inputs done on pi: out\n"
+    for name, sign in (("a", 1), ("c", -1)):
+        with np.load(cli.here / "out" / f"{name}.npz") as results:
+            wanted = np.tanh(sign * x @ weight)
+            np.testing.assert_allclose(results["y/0"], wanted, rtol=1e-4, atol=1e-5)
+    with open_transport(aarch64_board.device()) as transport:
+        left = transport.run(["ls", "/home/pi/.cli/runs"], timeout_s=60)
+    assert left.ok and left.stdout == b""
+
     checks = cli.succeeds("verify", "--target", "rpi4", "--seeds", "1", "--json").json["checks"]
     assert len(checks) == 2
     report = cli.succeeds("bench", "--target", "rpi4", "--repeat", "3", "--json").json
