@@ -53,6 +53,8 @@ typedef unsigned long long uint64_t;
 #define uint unsigned int
 #define uchar unsigned char
 #define ushort unsigned short
+#define __asm__ asm
+#define __volatile__ volatile
 #define CUDART_INF_F __int_as_float(0x7f800000)
 #define CUDART_NAN_F __int_as_float(0x7fffffff)
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000ll)
@@ -111,9 +113,12 @@ def require_compiler(gpu: GpuInfo) -> None:
         _compiler_for(architecture)
 
 
+# The last words of the header that TVM puts before its code, for fp16 and other types.
+_END_OF_HEADER = "#define ushort unsigned short\n#endif\n"
+
+
 def _start_of_code(source: str) -> int:
-    """Before TVM's code stands a header of its own, for fp16 and other types."""
-    return source.index('extern "C" __global__')
+    return source.index(_END_OF_HEADER) + len(_END_OF_HEADER)
 
 
 def _compile(source: str, format: str, architecture: int) -> Image:

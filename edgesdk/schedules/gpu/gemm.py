@@ -10,12 +10,14 @@ Linear Algebra", 2008). Bias, activation and residual are applied when the tile 
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgesdk.profiles import TargetProfile
+from edgesdk.profiles import GpuInfo, TargetProfile
 from edgesdk.schedules import tiles
 from edgesdk.schedules.conv2d import Conv2d
-from edgesdk.schedules.gpu.binding import epilogue_of
+from edgesdk.schedules.gpu.binding import bind_threads, epilogue_of
 from edgesdk.schedules.hardware import divisors
 from edgesdk.schedules.template import Knobs, Space, Template
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 GEMM = "gpu_gemm"
 VECTOR = 4  # floats in 16 bytes, the widest load of a thread
+_THREADS_OF_SUM = 128  # in a block that adds up partial sums
 # Fewer pixels make a product of a matrix and a few vectors, which is bound by reading the matrix.
 _MIN_PIXELS = 8
 
@@ -46,6 +49,7 @@ def conv2d_columns(data: Any, config: Conv2d) -> Any:
     plain = len(data.shape) == 4 and int(data.shape[-1]) == w and int(data.shape[1]) == channels
     per_group = channels // groups
     terms = kh * kw * (per_group if plain else -(-per_group // VECTOR) * VECTOR)
+    wide_terms = rounded_terms(terms)
     zero = tirx.const(0, data.dtype)
 
     def element(i: Any, k: Any, p: Any, c: Any) -> Any:
@@ -64,7 +68,7 @@ def conv2d_columns(data: Any, config: Conv2d) -> Any:
         if left or config.padding[3] or (out_w - 1) * sx + (kw - 1) * dx - left >= w:
             conditions += [x >= 0, x < w]
         if plain:
-            if terms % VECTOR:
+            if wide_terms != terms:
                 conditions.append(term < terms)
             value = data[i // groups, i % groups * per_group + channel, y, x]
         else:
@@ -72,7 +76,7 @@ def conv2d_columns(data: Any, config: Conv2d) -> Any:
             value = data[i // groups, i % groups * blocks + channel_block, y * w + x, c]
         return tirx.if_then_else(tirx.all(*conditions), value, zero) if conditions else value
 
-    shape = (n * groups, -(-terms // VECTOR), _rounded(out_h * out_w), VECTOR)
+    shape = (n * groups, wide_terms // VECTOR, _rounded(out_h * out_w), VECTOR)
     return te.compute(shape, element, name="columns")
 
 
@@ -81,6 +85,13 @@ def _rounded(pixels: int) -> int:
     if pixels < 32 or pixels % 16 == 0 or pixels % 7 == 0:
         return pixels
     return -(-pixels // 32) * 32
+
+
+def rounded_terms(terms: int) -> int:
+    """Whole blocks of 4 terms; of many terms, a multiple of 4 such blocks, so that steps divide
+    them (7 x 7 x 3 are 36.75 blocks)."""
+    unit = VECTOR if terms <= 4 * VECTOR else 4 * VECTOR
+    return terms if terms % VECTOR == 0 else -(-terms // unit) * unit
 
 
 def pack_conv2d(weight: np.ndarray, config: Conv2d, *, plain: bool) -> np.ndarray:
@@ -95,7 +106,7 @@ def pack_conv2d(weight: np.ndarray, config: Conv2d, *, plain: bool) -> np.ndarra
     wide[:, :outs] = weight.reshape(groups, outs, per_group, kh, kw)
     if plain:
         terms = per_group * kh * kw
-        rows = np.zeros((groups, -(-terms // VECTOR) * VECTOR, wide.shape[1]), weight.dtype)
+        rows = np.zeros((groups, rounded_terms(terms), wide.shape[1]), weight.dtype)
         rows[:, :terms] = wide.reshape(groups, -1, terms).transpose(0, 2, 1)
         return np.ascontiguousarray(rows.reshape(groups, -1, VECTOR, wide.shape[1]))
     blocks = -(-per_group // VECTOR)
@@ -178,117 +189,201 @@ def dense(data: Any, weight: Any, columns: int) -> Any:
     )
 
 
-def _sizes(sch: Any, block: Any) -> tuple[int, int, int]:
-    """Output blocks of 4 (in a group), pixels, and steps of 4 along K."""
-    axes = [int(v.dom.extent) for v in sch.get(block).iter_vars]
-    return int(sch.get(block).annotations["edgesdk.blocks"]), axes[2], axes[4]
+@dataclass(frozen=True)
+class Problem:
+    """A product as the template sees it: `groups` independent ones of `blocks` times 4 columns,
+    `pixels` rows, and sums of `steps` times 4 terms."""
+
+    groups: int
+    blocks: int
+    pixels: int
+    steps: int
+
+
+def problem_of(sch: Any, block: Any) -> Problem:
+    """The problem of the template's `block`."""
+    definition = sch.get(block)
+    g, o, p, _, k, _ = (int(v.dom.extent) for v in definition.iter_vars)
+    blocks = int(definition.annotations["edgesdk.blocks"])
+    return Problem(g * o // blocks, blocks, p, k)
 
 
 # Pixels and blocks of 4 channels that a thread keeps: at most 8 x 8 sums.
 _MAX_THREAD_PIXELS = 8
 _MAX_THREAD_BLOCKS = 2
+_MAX_SPLIT = 16
+_MAX_STAGES = 3
 
 
-def _space(sch: Any, block: Any, profile: TargetProfile) -> Space:
-    blocks, pixels, steps = _sizes(sch, block)
+def space_of(problem: Problem, gpu: GpuInfo) -> Space:
+    """The values of each knob. Not all combinations fit: see `check`."""
     return {
         # A thread's tile, the threads along pixels and channels, and the step along K.
-        "pixels": tuple(divisors(pixels, _MAX_THREAD_PIXELS)),
-        "blocks": tuple(divisors(blocks, _MAX_THREAD_BLOCKS)),
-        "threads_p": tuple(divisors(pixels, 128)),
-        "threads_o": tuple(divisors(blocks, 32)),
-        "step": tuple(divisors(steps, 16)),
+        "pixels": tuple(divisors(problem.pixels, _MAX_THREAD_PIXELS)),
+        "blocks": tuple(divisors(problem.blocks, _MAX_THREAD_BLOCKS)),
+        "threads_p": tuple(divisors(problem.pixels, 128)),
+        "threads_o": tuple(divisors(problem.blocks, 32)),
+        "step": tuple(divisors(problem.steps, 16)),
+        # Steps that are copied ahead, and parts of each sum that run side by side.
+        "stages": tuple(range(_MAX_STAGES + 1)) if _can_copy_async(gpu) else (0,),
+        "split": tuple(divisors(problem.steps, _MAX_SPLIT)),
     }
 
 
-def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
-    """The tiling with the least estimated time: rounds of thread blocks over the multiprocessors
-    times the cycles of a block, bounded by arithmetic and by loads from shared memory."""
-    assert profile.gpu is not None
-    blocks, pixels, steps = _sizes(sch, block)
-    axes = [int(v.dom.extent) for v in sch.get(block).iter_vars]
-    groups = axes[0] * axes[1] // blocks
-    space = _space(sch, block, profile)
-    best: Knobs = {}
+def check(knobs: Knobs, problem: Problem, gpu: GpuInfo) -> None:
+    """Raises ValueError unless tiles divide the output evenly and fit the GPU."""
+    if (
+        problem.pixels % (knobs["pixels"] * knobs["threads_p"])
+        or problem.blocks % (knobs["blocks"] * knobs["threads_o"])
+        or problem.steps % (knobs["split"] * knobs["step"])
+    ):
+        raise ValueError("the tile does not divide the output")
+    if knobs["threads_p"] * knobs["threads_o"] > gpu.max_threads:
+        raise ValueError("too many threads")
+    if shared_bytes(knobs) > gpu.shared_kib * 1024:
+        raise ValueError("too much shared memory")
+
+
+def shared_bytes(knobs: Knobs) -> int:
+    """What the tiles of both operands take, in all stages."""
+    values = knobs["pixels"] * knobs["threads_p"] + 4 * knobs["blocks"] * knobs["threads_o"]
+    return 4 * VECTOR * values * knobs["step"] * (knobs["stages"] + 1)
+
+
+def _can_copy_async(gpu: GpuInfo) -> bool:
+    """Whether threads may go on while a copy to shared memory runs (cp.async: sm_80 and later)."""
+    return gpu.api == "cuda" and bool(gpu.architectures) and min(gpu.architectures) >= 80
+
+
+def default_of(problem: Problem, gpu: GpuInfo) -> Knobs:
+    """The tiling with the least `cost`. Raises ValueError if none fits."""
+    space = space_of(problem, gpu)
+    best: Knobs | None = None
     best_cost = float("inf")
-    for tp in space["threads_p"]:
-        for to in space["threads_o"]:
-            if not 32 <= tp * to <= 256 and tp * to != min(256, blocks * pixels):
+    few = min(64, problem.pixels * problem.blocks)
+    stages = min(2, max(space["stages"]))
+    for tp, to, p, o in itertools.product(
+        space["threads_p"], space["threads_o"], space["pixels"], space["blocks"]
+    ):
+        if not few <= tp * to <= 256 or problem.pixels % (p * tp) or problem.blocks % (o * to):
+            continue
+        for step, split in itertools.product(space["step"], space["split"]):
+            if step * p * o < 8 and step < max(space["step"]):
                 continue
-            for p in space["pixels"]:
-                if pixels % (p * tp):
-                    continue
-                for o in space["blocks"]:
-                    if blocks % (o * to):
-                        continue
-                    for step in space["step"]:
-                        cost = _cost(profile, groups, blocks, pixels, steps, p, o, tp, to, step)
-                        if cost < best_cost:
-                            best_cost = cost
-                            best = {
-                                "pixels": p,
-                                "blocks": o,
-                                "threads_p": tp,
-                                "threads_o": to,
-                                "step": step,
-                            }
-    if not best:
+            knobs = {
+                "pixels": p,
+                "blocks": o,
+                "threads_p": tp,
+                "threads_o": to,
+                "step": step,
+                "stages": stages,
+                "split": split,
+            }
+            if problem.steps % (split * step) or shared_bytes(knobs) > gpu.shared_kib * 1024:
+                continue
+            cost = cost_of(knobs, problem, gpu)
+            if cost < best_cost:
+                best, best_cost = knobs, cost
+    if best is None:
         raise ValueError("no tile fits")
     return best
 
 
-def _cost(
-    profile: TargetProfile,
-    groups: int,
-    blocks: int,
-    pixels: int,
-    steps: int,
-    p: int,
-    o: int,
-    tp: int,
-    to: int,
-    step: int,
-) -> float:
-    """Cycles of the whole product, roughly."""
+def cost_of(knobs: Knobs, problem: Problem, gpu: GpuInfo) -> float:
+    """Cycles of the whole product, roughly.
+
+    A multiprocessor runs some blocks of threads at once, as many as registers and shared memory
+    allow. A step takes the longest of: multiply-adds, loads from shared memory, bytes from the L2
+    cache, and the wait for memory that stages hide.
+    """
+    p, o, step = knobs["pixels"], knobs["blocks"], knobs["step"]
+    threads = knobs["threads_p"] * knobs["threads_o"]
+    warps = -(-threads // gpu.warp)
+    rows, columns = p * knobs["threads_p"], o * knobs["threads_o"]
+    tasks = problem.groups * (problem.pixels // rows) * (problem.blocks // columns) * knobs["split"]
+    registers = gpu.warp * warps * (4 * p * o + 4 * (p + 4 * o) + 32)
+    resident = min(gpu.registers // registers, 2 * gpu.shared_kib * 1024 // shared_bytes(knobs), 16)
+    resident = max(1, resident)
+    rounds = -(-tasks // (gpu.multiprocessors * resident))
+    together = min(resident, -(-tasks // gpu.multiprocessors))
+    # Per step of 4 terms, for all blocks that run together on a multiprocessor: it issues 4
+    # instructions of a warp a cycle and reads 128 bytes of shared memory.
+    arithmetic = 16 * p * o * warps * together / 4
+    loads = 4 * (p + 4 * o) * warps * together / 4
+    fetched = 16 * (rows + 4 * columns) * together / 64
+    # Fewer than two warps a scheduler leave gaps between dependent instructions.
+    busy = min(1.0, together * warps / 8) ** 0.5
+    per_step = max(arithmetic, loads, fetched) / busy
+    steps = problem.steps // knobs["split"]
+    latency = 600 / (step * (knobs["stages"] + 1))
+    cycles = rounds * (steps * max(per_step, latency) + 1500)
+    if knobs["split"] > 1:  # partial sums are written, read, and added up in a launch of their own
+        moved = 16 * problem.groups * problem.pixels * problem.blocks * knobs["split"] * 2
+        cycles += 3000 + moved / (64 * gpu.multiprocessors)
+    return cycles
+
+
+def _space(sch: Any, block: Any, profile: TargetProfile) -> Space:
     assert profile.gpu is not None
-    threads = tp * to
-    shared = 16 * step * (p * tp + 4 * o * to)
-    if shared > profile.gpu.shared_kib * 1024:
-        return float("inf")
-    tasks = groups * (blocks // (o * to)) * (pixels // (p * tp))
-    warps = -(-threads // 32)
-    # Thread blocks that run at once on one multiprocessor: registers and shared memory bound them.
-    registers = threads * (4 * p * o + 4 * (p + 4 * o) + 24)
-    resident = max(1, min(65536 // registers, profile.gpu.shared_kib * 1024 * 2 // shared, 8))
-    concurrent = min(resident, -(-tasks // profile.gpu.multiprocessors))
-    waves = -(-tasks // (profile.gpu.multiprocessors * concurrent))
-    # One step of 4 terms: multiply-adds of a warp take a cycle each on a quarter of the core.
-    fmas = 16 * p * o * warps * concurrent / 4
-    loads = (p + 4 * o) * warps * concurrent * 2
-    per_step = max(fmas, loads)
-    # Each stage of `step` waits for memory once, hidden by the other warps.
-    stage = max(per_step * step, 500.0 if concurrent * warps < 8 else 350.0) + 40
-    moved = shared / 32 * concurrent / 2  # bytes from L2 per cycle and multiprocessor
-    return waves * (steps / step) * max(stage, moved)
+    return space_of(problem_of(sch, block), profile.gpu)
+
+
+def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
+    assert profile.gpu is not None
+    return default_of(problem_of(sch, block), profile.gpu)
 
 
 def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
-    tp, to = knobs["threads_p"], knobs["threads_o"]
+    assert profile.gpu is not None
+    problem = problem_of(sch, block)
+    check(knobs, problem, profile.gpu)
+    if knobs["split"] > 1:
+        block, out = _split_sums(sch, block, knobs["split"])
+    else:
+        out = epilogue_of(sch, block)
+    _schedule_tile(sch, block, out, problem.blocks, knobs)
+
+
+def _split_sums(sch: Any, block: Any, parts: int) -> tuple[Any, Any]:
+    """Splits the sums of `block` into `parts` that run side by side, and adds them up in a second
+    launch, which the epilogue joins. Returns the block of partial sums and the one that stores
+    them."""
+    k = sch.get_loops(block)[4]
+    outer, _ = sch.split(k, [parts, None])
+    partial = sch.rfactor(outer, 0)
     out = epilogue_of(sch, block)
+    *rest, lane = sch.get_loops(out)
+    if tiles.extent(sch, lane) % VECTOR == 0:
+        outer, lane = sch.split(lane, [None, VECTOR])
+        sch.vectorize(lane)
+        rest.append(outer)
+    else:
+        rest.append(lane)
+    thread = bind_threads(sch, rest, threads=_THREADS_OF_SUM)
+    sch.set_scope(block, 0, "local")
+    sch.compute_at(block, thread, preserve_unit_loops=True)
+    return partial, sch.cache_write(partial, 0, "local")
+
+
+def _schedule_tile(sch: Any, block: Any, out: Any, blocks: int, knobs: Knobs) -> None:
+    """Schedules the sums of `block`, which `out` stores. `blocks` are those of a group."""
+    tp, to = knobs["threads_p"], knobs["threads_o"]
     columns = sch.get_producers(block)[0]
     loops = sch.get_loops(out)
     if len(loops) == 2:  # [M, columns] of `dense`
         p, o = loops
         o, b = sch.split(o, [None, VECTOR])
-        g = sch.add_unit_loop(p)
-        sch.reorder(g, o, p, b)
+        above = [sch.add_unit_loop(p)]
     else:
-        g, o, p, b = loops
+        *above, o, p, b = loops
+    # Groups first: only so is it plain that a tile lies within one.
+    group, o = sch.split(o, [None, blocks])
     # A thread's pixels lie a block's width apart, so that neighbours read neighbouring words.
     o_block, o_virtual, o_thread = sch.split(o, [None, knobs["blocks"], to])
     p_block, p_virtual, p_thread = sch.split(p, [None, knobs["pixels"], tp])
-    sch.reorder(g, o_block, p_block, o_virtual, p_virtual, o_thread, p_thread, b)
-    sch.bind(sch.fuse(g, o_block, p_block), "blockIdx.x")
+    grid = [*above, group, o_block, p_block]
+    sch.reorder(*grid, o_virtual, p_virtual, o_thread, p_thread, b)
+    sch.bind(sch.fuse(*grid), "blockIdx.x")
     sch.bind(o_virtual, "vthread.y")
     sch.bind(p_virtual, "vthread.x")
     threads = sch.fuse(o_thread, p_thread)
@@ -296,31 +391,32 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
     sch.vectorize(b)
     sch.set_scope(block, 0, "local")
     sch.compute_at(block, threads, preserve_unit_loops=True)
-    inner = sch.get_loops(block)[4:]
-    g, o, p, b, k, c = inner
+    *spatial, o, p, b, k, c = sch.get_loops(block)[4:]
     k_outer, k_inner = sch.split(k, [None, knobs["step"]])
-    sch.reorder(k_outer, k_inner, g, c, o, p, b)
+    sch.reorder(k_outer, k_inner, *spatial, c, o, p, b)
     for loop in (c, o, p, b):
         sch.unroll(loop)
-    sch.unroll(k_inner)
     right = sch.cache_read(block, 1, "shared")
     sch.set_scope(columns, 0, "shared")
     for stage in (columns, right):
         sch.compute_at(stage, k_outer, preserve_unit_loops=True)
         _fill(sch, stage, tp * to)
+    if knobs["stages"] > 0 and tiles.extent(sch, k_outer) > knobs["stages"]:
+        # Copies of later steps are under way while this one is computed.
+        sch.annotate(k_outer, "software_pipeline_stage", [0, 0, knobs["stages"]])
+        sch.annotate(k_outer, "software_pipeline_order", [0, 1, 2])
+        sch.annotate(k_outer, "software_pipeline_async_stages", [0])
     sch.decompose_reduction(block, k_outer)
 
 
 def _fill(sch: Any, stage: Any, threads: int) -> None:
     """All threads of a block copy a tile to shared memory, 16 bytes each at a time."""
-    loops = sch.get_loops(stage)[5:]
-    fused = sch.fuse(*loops)
-    size = tiles.extent(sch, fused)
-    vector = VECTOR if size % VECTOR == 0 else 1
-    _, thread, lane = sch.split(fused, [None, threads, vector])
+    *outer, last = sch.get_loops(stage)[5:]
+    # Fused with the lanes, the condition of a copy would seem to differ among them.
+    rest, lane = sch.split(last, [None, VECTOR])
+    _, thread = sch.split(sch.fuse(*outer, rest), [None, threads])
     sch.bind(thread, "threadIdx.x")
-    if vector > 1:
-        sch.vectorize(lane)
+    sch.vectorize(lane)
 
 
 TEMPLATES = (Template(GEMM, _space, _default, _schedule),)
