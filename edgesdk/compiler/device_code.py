@@ -62,8 +62,12 @@ def generate(functions: dict[str, Any], target: Any) -> DeviceCode:
     module = tvm.IRModule(
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
+    # Copies that a schedule marks as asynchronous become such; it marks none where the GPU has none.
+    config = {"tirx.use_async_copy": True} if target.kind.name == "cuda" else {}
+    config |= dict(tvm.transform.PassContext.current().config)
     try:
-        host, device, device_target = _split(module, target)
+        with tvm.transform.PassContext(config=config):
+            host, device, device_target = _split(module, target)
         source = str(
             tvm.get_global_func(f"target.build.{device_target.kind.name}")(
                 device, device_target
