@@ -53,11 +53,15 @@ struct Command {
   uint64_t duration_ns;  // written after a profiled run
 };
 
-// Commands that follow each other without the CPU. Those of one `number` are the same in every run
-// as long as `version` is: they may be recorded once and replayed. Version 0: do not record.
+// Commands that follow each other without the CPU. Those of one `number` and `version` are always
+// the same: they may be recorded once and replayed. Version 0: do not record. Versions come back,
+// as programs do that take turns between a few buffers, and have the same `slot` then, one of
+// kVersionSlots; a version whose slot another one got does not come back.
+constexpr uint32_t kVersionSlots = 4;
 struct Segment {
   uint32_t number;
   uint32_t version;
+  uint32_t slot;
   Command* commands;
   uint32_t num_commands;
 };

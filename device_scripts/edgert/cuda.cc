@@ -67,7 +67,7 @@ struct edgert_device {
   void** parameters;
   uint32_t* first_parameter;  // per step
 
-  Recording* recordings;  // two per segment: plain, and with events for a profile
+  Recording* recordings;  // per segment and slot: a plain one, and one with events for a profile
   uint32_t num_segments;
   Event* events;  // of profiles: one before each command, and one behind the last
   uint32_t num_events;
@@ -204,6 +204,10 @@ void FillAddresses(edgert_device* device) {
   }
 }
 
+size_t NumRecordings(const edgert_device* device) {
+  return 2 * size_t{kVersionSlots} * device->num_segments;
+}
+
 bool AllocateTables(edgert_device* device) {
   const edgert_plan& plan = device->plan;
   size_t num_parameters = 0;
@@ -215,7 +219,7 @@ bool AllocateTables(edgert_device* device) {
   device->addresses = AllocateArray<DevicePointer>(num_parameters);
   device->parameters = AllocateArray<void*>(num_parameters);
   device->first_parameter = AllocateArray<uint32_t>(plan.num_steps);
-  device->recordings = AllocateArray<Recording>(2 * size_t{device->num_segments});
+  device->recordings = AllocateArray<Recording>(NumRecordings(device));
   if (!device->inputs || !device->outputs || !device->addresses || !device->parameters ||
       !device->first_parameter || !device->recordings) {
     return false;
@@ -282,7 +286,7 @@ void Close(edgert_device* device) {
   const Driver& driver = TheDriver();
   {
     CurrentContext current(*device->program);
-    for (uint32_t i = 0; device->recordings != nullptr && i < 2 * device->num_segments; ++i) {
+    for (size_t i = 0; device->recordings != nullptr && i < NumRecordings(device); ++i) {
       if (device->recordings[i].graph != nullptr) {
         driver.GraphExecDestroy(device->recordings[i].graph);
       }
@@ -495,7 +499,8 @@ GraphExec FindRecording(edgert_device* device, const Segment& segment, bool prof
   bool can_record =
       device->no_graphs[0] == '\0' && (!profile || TheDriver().EventRecordWithFlags != nullptr);
   if (!can_record || segment.version == 0 || segment.num_commands < 2) return nullptr;
-  Recording& recording = device->recordings[2 * segment.number + (profile ? 1 : 0)];
+  Recording& recording =
+      device->recordings[2 * (kVersionSlots * segment.number + segment.slot) + (profile ? 1 : 0)];
   if (recording.graph != nullptr && recording.version != segment.version) {
     TheDriver().GraphExecDestroy(recording.graph);
     recording.graph = nullptr;

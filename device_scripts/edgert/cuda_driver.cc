@@ -26,6 +26,11 @@ void* OpenLibrary(const char* path) {
       LoadLibraryExA(path, nullptr, is_path ? 0 : LOAD_LIBRARY_SEARCH_SYSTEM32));
 }
 
+void WhyNot(const char*, char* text, size_t bytes) {
+  unsigned long code = GetLastError();
+  if (code != ERROR_MOD_NOT_FOUND) snprintf(text, bytes, " (Windows error %lu)", code);
+}
+
 void* FindSymbol(void* library, const char* name) {
   return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(library), name));
 }
@@ -46,6 +51,16 @@ constexpr const char* kLibraries[] = {
 };
 
 void* OpenLibrary(const char* path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
+
+// Why the file could not be loaded, where it is not just that there is none: its own libraries may
+// be missing, or it may be for another machine.
+void WhyNot(const char* path, char* text, size_t bytes) {
+  const char* reason = dlerror();
+  if (reason == nullptr || text[0] != '\0') return;
+  bool is_absent =
+      strncmp(reason, path, strlen(path)) == 0 && strstr(reason, "No such file") != nullptr;
+  if (!is_absent) snprintf(text, bytes, " (%s)", reason);
+}
 
 void* FindSymbol(void* library, const char* name) { return dlsym(library, name); }
 
@@ -77,18 +92,20 @@ bool LoadDriver(Driver* driver, char* error, size_t error_bytes) {
   size_t num_paths = chosen != nullptr ? 1 : sizeof(kLibraries) / sizeof(kLibraries[0]);
   void* library = nullptr;
   char tried[512] = "";
+  char why_not[256] = "";
   const char* path = nullptr;
   for (size_t i = 0; i < num_paths && library == nullptr; ++i) {
     path = paths[i];
     library = OpenLibrary(path);
+    if (library == nullptr) WhyNot(path, why_not, sizeof(why_not));
     size_t used = strlen(tried);
     snprintf(tried + used, sizeof(tried) - used, "%s%s", used > 0 ? ", " : "", path);
   }
   if (library == nullptr) {
     snprintf(error, error_bytes,
-             "no NVIDIA driver: cannot load %s%s; install the driver, or set EDGESDK_CUDA_LIBRARY "
-             "to its library",
-             tried, chosen != nullptr ? " (EDGESDK_CUDA_LIBRARY)" : "");
+             "no NVIDIA driver: cannot load %s%s%s; install the driver, or set "
+             "EDGESDK_CUDA_LIBRARY to its library",
+             tried, why_not, chosen != nullptr ? ", as EDGESDK_CUDA_LIBRARY says" : "");
     return false;
   }
   const char* missing = FillTable(library, driver);

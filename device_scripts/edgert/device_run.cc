@@ -20,6 +20,16 @@
 namespace edgert {
 namespace {
 
+// Where the caller keeps an input or output.
+struct Binding {
+  bool on_device;
+  void* address;  // nullptr: in the device's own block
+
+  bool operator==(const Binding& other) const {
+    return on_device == other.on_device && address == other.address;
+  }
+};
+
 // An input or output.
 struct Block {
   unsigned char* host;
@@ -27,8 +37,7 @@ struct Block {
   bool used_on_host;     // some step has it there
   bool used_on_device;   // some step has it there
   bool written_on_host;  // outputs: there they are complete after the last step
-  bool on_device;        // the caller keeps it there
-  void* bound;           // at this address; nullptr: in the device's own block
+  Binding binding;
 };
 
 struct Part {
@@ -51,9 +60,13 @@ struct DeviceRun {
   uint32_t num_parts;  // two segments more: `before` and `after`
   Segment before;
   Segment after;
-  uint32_t next_part;  // of the run
-  uint32_t version;
-  bool stale;  // a binding has changed: the commands must be listed anew
+  uint32_t next_part;    // of the run
+  uint64_t transfer_ns;  // of inputs and outputs in the last profiled run
+  bool stale;            // a binding has changed: the commands must be listed anew
+  // The bindings that each slot's version stands for: those of all inputs, then of all outputs.
+  Binding* bindings[kVersionSlots];
+  uint32_t versions[kVersionSlots];  // 0: none yet
+  uint32_t last_version;
 };
 
 namespace {
@@ -150,6 +163,7 @@ void Close(DeviceRun* run) {
   free(run->outputs);
   free(run->commands);
   free(run->parts);
+  for (Binding* bindings : run->bindings) free(bindings);
   free(run);
 }
 
@@ -172,8 +186,13 @@ edgesdk_status Open(const edgert_plan& plan, const DeviceOptions& options, Devic
   // from the last or in `after`.
   run->commands = AllocateArray<Command>(size_t{plan.num_steps} + 2 * size_t{plan.num_inputs} +
                                          2 * size_t{plan.num_outputs});
+  bool allocated = run->inputs && run->outputs && run->parts && run->commands;
+  for (Binding*& bindings : run->bindings) {
+    bindings = AllocateArray<Binding>(size_t{plan.num_inputs} + plan.num_outputs);
+    allocated = allocated && bindings != nullptr;
+  }
   edgesdk_status status = EDGESDK_ERROR_OUT_OF_MEMORY;
-  if (run->inputs && run->outputs && run->parts && run->commands) {
+  if (allocated) {
     FindUses(run);
     status =
         run->accelerator.open(plan, options, run->num_parts + 2, &run->device, error, error_bytes);
@@ -204,14 +223,14 @@ void* HostMemory(DeviceRun* run, edgert_storage storage, uint32_t index) {
 edgesdk_status Bind(DeviceRun* run, edgert_storage storage, uint32_t index, bool on_device,
                     void* address) {
   Block& block = BlockOf(run, storage, index);
-  if (block.on_device == on_device && block.bound == address) return EDGESDK_OK;
-  if (block.bound != address) {
+  Binding binding{on_device, address};
+  if (block.binding == binding) return EDGESDK_OK;
+  if (block.binding.address != address) {
     edgesdk_status status = run->accelerator.bind(run->device, OnDevice(storage), index, address,
                                                   PortOf(run->plan, storage, index).size_bytes);
     if (status != EDGESDK_OK) return status;
   }
-  block.on_device = on_device;
-  block.bound = address;
+  block.binding = binding;
   run->stale = true;
   return EDGESDK_OK;
 }
@@ -221,7 +240,7 @@ void* Address(DeviceRun* run, edgert_storage storage, uint32_t index) {
 }
 
 // Whether the host's block and the one that the device works on are the same bytes.
-bool IsShared(const Block& block) { return block.host_is_view && block.bound == nullptr; }
+bool IsShared(const Block& block) { return block.host_is_view && block.binding.address == nullptr; }
 
 // The way of a whole input or output from host to device, or back.
 void Transfer(DeviceRun* run, Segment* segment, CommandKind kind, edgert_storage storage,
@@ -280,14 +299,39 @@ void AddStep(DeviceRun* run, Segment* segment, uint32_t index) {
   segment->commands[segment->num_commands++] = command;
 }
 
+// The slot of the present bindings: one that has them already, or else the oldest, which they get.
+uint32_t FindSlot(DeviceRun* run) {
+  const edgert_plan& plan = run->plan;
+  uint32_t num_inputs = plan.num_inputs;
+  auto block = [&](uint32_t i) -> const Block& {
+    return i < num_inputs ? run->inputs[i] : run->outputs[i - num_inputs];
+  };
+  uint32_t oldest = 0;
+  for (uint32_t slot = 0; slot < kVersionSlots; ++slot) {
+    const Binding* bindings = run->bindings[slot];
+    bool same = run->versions[slot] != 0;
+    for (uint32_t i = 0; same && i < num_inputs + plan.num_outputs; ++i) {
+      same = bindings[i] == block(i).binding;
+    }
+    if (same) return slot;
+    if (run->versions[slot] < run->versions[oldest]) oldest = slot;
+  }
+  for (uint32_t i = 0; i < num_inputs + plan.num_outputs; ++i) {
+    run->bindings[oldest][i] = block(i).binding;
+  }
+  run->versions[oldest] = ++run->last_version;
+  return oldest;
+}
+
 void ListCommands(DeviceRun* run) {
   const edgert_plan& plan = run->plan;
   Command* next = run->commands;
-  ++run->version;
-  run->before = Segment{run->num_parts, run->version, next, 0};
+  uint32_t slot = FindSlot(run);
+  uint32_t version = run->versions[slot];
+  run->before = Segment{run->num_parts, version, slot, next, 0};
   for (uint32_t i = 0; i < plan.num_inputs; ++i) {
     const Block& block = run->inputs[i];
-    if (block.on_device && block.used_on_host) {
+    if (block.binding.on_device && block.used_on_host) {
       Transfer(run, &run->before, CommandKind::kDownload, kEdgertInput, i);
     }
   }
@@ -295,12 +339,12 @@ void ListCommands(DeviceRun* run) {
   uint32_t step = 0;
   for (uint32_t number = 0; number < run->num_parts; ++number) {
     Part& part = run->parts[number];
-    part.segment = Segment{number, run->version, next, 0};
+    part.segment = Segment{number, version, slot, next, 0};
     while (!IsDeviceStep(plan, plan.steps[step])) ++step;
     part.first_step = step;
     for (uint32_t i = 0; number == 0 && i < plan.num_inputs; ++i) {
       const Block& block = run->inputs[i];
-      if (!block.on_device && block.used_on_device) {
+      if (!block.binding.on_device && block.used_on_device) {
         Transfer(run, &part.segment, CommandKind::kUpload, kEdgertInput, i);
       }
     }
@@ -310,16 +354,16 @@ void ListCommands(DeviceRun* run) {
     part.end_step = step;
     for (uint32_t i = 0; number + 1 == run->num_parts && i < plan.num_outputs; ++i) {
       const Block& block = run->outputs[i];
-      if (!block.on_device && block.used_on_device && !block.written_on_host) {
+      if (!block.binding.on_device && block.used_on_device && !block.written_on_host) {
         Transfer(run, &part.segment, CommandKind::kDownload, kEdgertOutput, i);
       }
     }
     next += part.segment.num_commands;
   }
-  run->after = Segment{run->num_parts + 1, run->version, next, 0};
+  run->after = Segment{run->num_parts + 1, version, slot, next, 0};
   for (uint32_t i = 0; i < plan.num_outputs; ++i) {
     const Block& block = run->outputs[i];
-    if (block.on_device && block.written_on_host && !block.used_on_device) {
+    if (block.binding.on_device && block.written_on_host && !block.used_on_device) {
       Transfer(run, &run->after, CommandKind::kUpload, kEdgertOutput, i);
     }
   }
@@ -332,7 +376,10 @@ edgesdk_status Execute(DeviceRun* run, const Segment& segment, StepTime* times) 
   if (status == EDGESDK_OK) status = run->accelerator.wait(run->device);
   for (uint32_t i = 0; status == EDGESDK_OK && times != nullptr && i < segment.num_commands; ++i) {
     const Command& command = segment.commands[i];
-    if (command.step == kNoStep) continue;
+    if (command.step == kNoStep) {
+      run->transfer_ns += command.duration_ns;
+      continue;
+    }
     times[command.step].last_ns = command.duration_ns;
     times[command.step].total_ns += command.duration_ns;
   }
@@ -342,6 +389,7 @@ edgesdk_status Execute(DeviceRun* run, const Segment& segment, StepTime* times) 
 edgesdk_status Begin(DeviceRun* run, StepTime* times) {
   if (run->stale) ListCommands(run);
   run->next_part = 0;
+  if (times != nullptr) run->transfer_ns = 0;
   return Execute(run, run->before, times);
 }
 
@@ -358,15 +406,16 @@ edgesdk_status Finish(DeviceRun* run, StepTime* times) { return Execute(run, run
 
 edgesdk_status Fetch(DeviceRun* run, uint32_t index) {
   const Block& block = run->outputs[index];
-  if (!block.on_device) return EDGESDK_OK;
+  if (!block.binding.on_device) return EDGESDK_OK;
   Command command;
-  Segment segment{run->num_parts, 0, &command, 0};
+  Segment segment{run->num_parts, 0, 0, &command, 0};
   Transfer(run, &segment, CommandKind::kDownload, kEdgertOutput, index);
   return Execute(run, segment, nullptr);
 }
 
 void Info(const DeviceRun* run, edgesdk_device_info* info) {
   run->accelerator.info(run->device, info);
+  info->transfer_ns = run->transfer_ns;
 }
 
 }  // namespace

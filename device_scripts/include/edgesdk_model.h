@@ -117,6 +117,7 @@ typedef struct edgesdk_device_info {
   int32_t unified_memory;     /* 1: CPU and GPU share their memory, and inputs and outputs in it */
   int32_t replays;            /* 1: runs replay a recorded graph of commands */
   const char* replays_reason; /* why not, otherwise "" */
+  uint64_t transfer_ns;       /* copies of inputs and outputs in the last profiled run */
   size_t memory_bytes;        /* of the device */
   size_t free_bytes;          /* of them, now */
   size_t weights_bytes;       /* on the device, shared by this library's handles */
@@ -200,9 +201,9 @@ EDGESDK_API int32_t edgesdk_model_num_threads(const edgesdk_model* model);
 /* Has an input stay in the GPU's memory: runs read it at data, an address of the GPU that is a
  * multiple of 16, and copy nothing. NULL with size 0: in the handle's own memory there, with what
  * it holds, which is the input of the last run if nobody wrote over it.
- * edgesdk_model_set_input goes back to the host. Binding another address costs time at the next
- * run, which records its commands anew. What the caller's own commands write there must be done
- * before the run, or be in the queue that was given as device_stream. */
+ * edgesdk_model_set_input goes back to the host. Binding an address that is none of the last few
+ * costs time at the next run, which records its commands anew. What the caller's own commands write
+ * there must be done before the run, or be in the queue that was given as device_stream. */
 EDGESDK_API edgesdk_status edgesdk_model_set_input_device(edgesdk_model* model, int32_t index,
                                                           void* data, size_t size_bytes);
 

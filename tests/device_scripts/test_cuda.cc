@@ -189,14 +189,17 @@ TEST(a_driver_that_cannot_be_loaded) {
   std::unique_ptr<TestPlan> test = Simple();
   setenv("EDGESDK_CUDA_LIBRARY", "/no/such/libcuda.so.1", 1);
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
-             "no NVIDIA driver: cannot load /no/such/libcuda.so.1 (EDGESDK_CUDA_LIBRARY); install "
-             "the driver, or set EDGESDK_CUDA_LIBRARY to its library");
+             "no NVIDIA driver: cannot load /no/such/libcuda.so.1, as EDGESDK_CUDA_LIBRARY says; "
+             "install the driver, or set EDGESDK_CUDA_LIBRARY to its library");
+  setenv("EDGESDK_CUDA_LIBRARY", "/dev/null", 1);
+  std::string reason = OpenError(*test, EDGESDK_ERROR_DEVICE);
+  CHECK_EQ(reason.rfind("no NVIDIA driver: cannot load /dev/null (/dev/null: ", 0), 0u);
   setenv("EDGESDK_CUDA_LIBRARY", "libm.so.6", 1);
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
              "the NVIDIA driver's library libm.so.6 has no cuInit: it is too old");
   unsetenv("EDGESDK_CUDA_LIBRARY");
   if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) {  // nothing to find on this machine
-    std::string reason = OpenError(*test, EDGESDK_ERROR_DEVICE);
+    reason = OpenError(*test, EDGESDK_ERROR_DEVICE);
     CHECK_EQ(reason.rfind("no NVIDIA driver: cannot load libcuda.so.1", 0), 0u);
   }
 }
@@ -409,6 +412,31 @@ TEST(inputs_and_outputs_may_be_the_callers_on_the_gpu) {
   CheckRun(model, {3, 3, 3, 3}, SimpleResult({3, 3, 3, 3}));
   CheckValues(y.data(), SimpleResult({3, 3, 3, 3}));
   CheckValues(out.values(), {0, 0, 0, 0});
+}
+
+// As a program does that fills one buffer while the network reads the other.
+TEST(bindings_that_come_back_are_recorded_once) {
+  World world;
+  std::unique_ptr<TestPlan> test = Simple();
+  DeviceBlock blocks[6];
+  for (int32_t i = 0; i < 6; ++i) {
+    const int32_t x[] = {i, 2, 3, 4};
+    memcpy(blocks[i].values(), x, kBytes);
+  }
+  Open model(*test);
+  auto run = [&](int32_t number) {
+    CHECK_EQ(model->BindDevice(kEdgertInput, 0, blocks[number].pointer(), kBytes), EDGESDK_OK);
+    CHECK_EQ(model->Run(), EDGESDK_OK);
+    CheckOutput(model, SimpleResult({number, 2, 3, 4}));
+  };
+  for (int round = 0; round < 3; ++round) {
+    for (int32_t number = 0; number < 4; ++number) run(number);
+  }
+  CHECK_EQ(fake_cuda_calls("cuGraphInstantiateWithFlags"), kHasGraphs ? 4 : 0);
+  for (int round = 0; round < 2; ++round) {  // more than are remembered
+    for (int32_t number = 0; number < 6; ++number) run(number);
+  }
+  CHECK_EQ(fake_cuda_calls("cuGraphInstantiateWithFlags"), kHasGraphs ? 4 + 8 : 0);
 }
 
 TEST(inputs_stay_on_the_gpu_in_the_handles_own_memory) {
@@ -938,6 +966,9 @@ TEST(profiles_come_from_the_gpus_clock) {
     CHECK(layer.last_ns + 1 >= wanted[i] && layer.last_ns <= wanted[i] + 1);
     CHECK(layer.total_ns + 3 >= 3 * wanted[i] && layer.total_ns <= 3 * wanted[i] + 3);
   }
+  // x to the GPU, y from it; z is the CPU's.
+  uint64_t transfer_ns = InfoOf(model).transfer_ns;
+  CHECK(transfer_ns + 2 >= 2000 && transfer_ns <= 2002);
   model->SetProfiling(false);
   CheckRun(model, x, MixedResult(x));
 }
