@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import wave
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from PIL import Image, ImageDraw, ImageFont
 from real_models import fetch
 
 from edgesdk.proc import run_command
+from edgesdk.profiles import load_target
+from edgesdk.toolchain import emulator_command, load_toolchain
 
 FACES = "build/faces/face_detection"
 CAMERA = "build/camera/camera_loop"
@@ -95,6 +98,19 @@ def test_says_what_is_wrong(faces: Path, arguments: str, reason: str) -> None:
     assert result.returncode == 1
     (line,) = result.stderr_text.splitlines()
     assert line.startswith("face_detection: ") and reason in line
+
+
+def test_finds_faces_on_windows(faces: Path) -> None:
+    """The same source, built and run by the README's commands for Windows."""
+    lines = commands("face_detection_cpp", section=2)
+    assert lines[-1].startswith("wine ")
+    profile = load_target("windows-x86_64")
+    wine = shlex.join(emulator_command(profile, load_toolchain(profile.toolchain)))
+    said = run_here([*lines[:-1], lines[-1].replace("wine", wine, 1)], faces).splitlines()
+    found = parse_faces("\n".join(said[-2:]))
+    expected = reference_faces(Image.open(faces / "picture.jpg"), faces / "blazeface.onnx")
+    compare_faces(found, expected, pixels=1.5)
+    assert Image.open(faces / "faces-windows.png").size == two_faces().size
 
 
 def test_runs_behind_a_camera(faces: Path) -> None:
