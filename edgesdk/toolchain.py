@@ -41,6 +41,9 @@ _COMPILE_FLAGS = (
 _CXX_FLAGS = ("-std=c++17", "-fvisibility-inlines-hidden")
 
 _DEBIAN_WINE = "/usr/lib/wine/wine64"
+# The first program starts Wine's servers, which keep its output open for seconds after its end: so
+# that is not the program whose output is read.
+_START_WINE = '"$0" wineboot --init </dev/null >/dev/null 2>&1; exec "$0" "$@"'
 
 # What a linker says before "collect2: error: ld returned 1 exit status", which explains nothing.
 _LINKER_MARKS = (
@@ -343,7 +346,8 @@ def _wine_command() -> tuple[str, ...]:
         "WINEDLLOVERRIDES": "mscoree,mshtml=",
         "DISPLAY": "",
     }
-    return ("env", *(f"{name}={value}" for name, value in settings.items()), program)
+    words = (f"{name}={value}" for name, value in settings.items())
+    return ("env", *words, "sh", "-c", _START_WINE, program)
 
 
 def apt_command(*packages: str) -> str:
