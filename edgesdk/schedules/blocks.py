@@ -82,3 +82,17 @@ def crop_columns(x: Any, wide: int, width: int) -> Any:
         name="crop",
         tag="injective",
     )
+
+
+def every_pixel(x: Any, in_width: int, stride: tuple[int, ...], out_hw: tuple[int, ...]) -> Any:
+    """[N, C/b, H*W, b] -> [N, C/b, OH*OW, b]: each pixel that a 1x1 window meets with `stride`."""
+    from tvm import te
+
+    n, c, _, block = (int(d) for d in x.shape)
+    (sy, sx), (height, width) = stride, out_hw
+    return te.compute(
+        (n, c, height * width, block),
+        lambda i, o, p, b: x[i, o, p // width * sy * in_width + p % width * sx, b],
+        name="every_pixel",
+        tag="injective",
+    )

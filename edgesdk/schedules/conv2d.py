@@ -54,6 +54,12 @@ class Conv2d:
         """Touches each pixel once, so all rows can be treated as one long row."""
         return self.window == (1, 1) and self.stride == (1, 1) and not any(self.padding)
 
+    @property
+    def skips_pixels(self) -> bool:
+        """A window of one pixel that moves on by more than one."""
+        once = self.window == (1, 1) and not any(self.padding) and self.kind != "depthwise"
+        return once and self.stride != (1, 1)
+
     def as_row(self, weight: np.ndarray) -> tuple[Conv2d, np.ndarray]:
         """A convolution over a picture of width 1 as one over a picture of height 1.
 

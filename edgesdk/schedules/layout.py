@@ -13,7 +13,7 @@ Matrix products with constant weights get their weights packed for the vector un
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from edgesdk.schedules.blocks import (
     block_array,
     block_tensor,
     crop_columns,
+    every_pixel,
     repeat_pixels,
     unblock_tensor,
 )
@@ -49,7 +50,7 @@ _BINARY = {
 _DIVISIONS = {"relax.divide", "relax.mod", "relax.floor_mod", "relax.floor_divide"}
 
 # What TVM may fuse with a kernel (its OpPatternKind): nothing, or element-wise operators behind it.
-_OPAQUE = 8
+OPAQUE = 8
 _EPILOGUE_ONLY = 4
 
 
@@ -94,6 +95,8 @@ class Rewriter:
         # By the handle of the old graph's variable: what it has become, and what it was bound to.
         self.tensors: dict[int, Any] = {}
         self.calls: dict[int, Any] = {}
+        # The pixels that 1x1 convolutions with a stride read, by the handle of the tensor.
+        self.met: dict[Any, Any] = {}
         self.rules: dict[str, Callable[[Any], Any]] = {
             "relax.nn.conv2d": self._conv2d,
             "relax.nn.conv2d_transpose": self._conv2d_transpose,
@@ -290,6 +293,8 @@ class Rewriter:
     def _convolve(self, source: Any, weight: np.ndarray, config: Any, *, plain: bool) -> Any:
         from tvm import relax
 
+        if not plain and config.skips_pixels:
+            source, config = self._every_pixel(source, config)
         static = {"config": config, "plain_input": plain}
         if plain and type_of(source)[0] != config.in_shape:
             source = self.bb.emit(relax.op.reshape(source, config.in_shape))
@@ -300,10 +305,21 @@ class Rewriter:
         packed = as_const(conv2d.pack_weight(weight, config, plain_input=plain))
         return self._te(conv2d.conv2d_nchwc, source, packed, **static, hint=f"conv2d_{config.kind}")
 
+    def _every_pixel(self, source: Any, config: conv2d.Conv2d) -> tuple[Any, conv2d.Conv2d]:
+        """The pixels that a 1x1 convolution meets, close together, and the convolution of those:
+        each is read many times. Two convolutions of one tensor share them."""
+        out_hw = config.out_shape[2:]
+        key = (source.id_, config.stride, out_hw)
+        if key not in self.met:
+            static = {"in_width": config.in_shape[3], "stride": config.stride, "out_hw": out_hw}
+            self.met[key] = self._te(every_pixel, source, hint="every_pixel", **static)
+        close = replace(config, in_shape=(*config.in_shape[:2], *out_hw), stride=(1, 1))
+        return self.met[key], close
+
     def _winograd(self, padded: Any, weight: np.ndarray, config: Any) -> Any:
         packed = as_const(winograd.pack_weight(weight, self.block))
         tiles = self._te(
-            winograd.transform_input, padded, config=config, hint="winograd_input", pattern=_OPAQUE
+            winograd.transform_input, padded, config=config, hint="winograd_input", pattern=OPAQUE
         )
         products = self._te(winograd.multiply, tiles, packed, hint="winograd_products")
         return self._te(
