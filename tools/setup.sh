@@ -32,6 +32,10 @@ system_packages() {
             need aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
             need arm-linux-gnueabihf-g++ g++-arm-linux-gnueabihf
             need qemu-aarch64-static qemu-user-static
+            # Programs for Windows; edgert's tests want std::thread, which only the posix one has.
+            need x86_64-w64-mingw32-g++-win32 g++-mingw-w64-x86-64-win32
+            need x86_64-w64-mingw32-g++-posix g++-mingw-w64-x86-64-posix
+            need /usr/lib/wine/wine64 wine64
             # The emulated boards.
             need update-binfmts binfmt-support
             need mmdebstrap mmdebstrap
