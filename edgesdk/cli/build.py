@@ -94,14 +94,29 @@ def init(
         console.note("next: edgesdk compile")
 
 
-def inspect(model: ModelArgument = None, shape: Shapes = None, as_json: AsJson = False) -> None:
-    """Say what a model is, what is repaired in it and what is refused."""
+def inspect(
+    model: ModelArgument = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", metavar="T", help="Say what memory it takes there, too; may be repeated."
+        ),
+    ] = None,
+    shape: Shapes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a model is, what is repaired in it and what is refused.
+
+    In a project, MODEL may be left out, and without --target every target of it is meant.
+    """
     from edgesdk.cli.inspection import inspect_model, report_text
 
     project = project_of(model)
     path = _model_path(model, project)
     shapes = {**(project.shapes if project else {}), **parse_shapes(shape)}
-    report = inspect_model(path, shapes)
+    targets = dict.fromkeys(target or (project.targets if project else ()))
+    profiles = [project.profile(t) if project and t in project.targets else t for t in targets]
+    report = inspect_model(path, shapes, profiles)
     if as_json:
         console.print_json(asdict(report))
     else:

@@ -93,7 +93,14 @@ def _if(walker: Walker, node: Special) -> list[Item]:
         chosen = branches[0 if bool(condition.const.reshape(-1)[0]) else 1]
         return walker.run_graph(chosen, node.env, {}, node.scope)
     walker.notes["If", "both branches are computed and one result is chosen"] += 1
+    first = len(walker.refused)
     then, other = (walker.run_graph(g, node.env, {}, node.scope) for g in branches)
+    # Whoever runs the model may never come to that branch: say why it matters.
+    for index in range(first, len(walker.refused)):
+        name, kind, reason = walker.refused[index]
+        if "branch of" not in reason:
+            reason = f"{reason}, in a branch of {node.name!r} (If) that is chosen at run time"
+            walker.refused[index] = (name, kind, reason)
     results: list[Item] = []
     for a, b in zip(then, other, strict=True):
         if isinstance(a, Unknown) or isinstance(b, Unknown):
@@ -102,7 +109,7 @@ def _if(walker: Walker, node: Special) -> list[Item]:
             raise RefusedNodeError("its branches return sequences, chosen at run time")
         elif a.shape != b.shape or a.dtype != b.dtype:
             raise RefusedNodeError(
-                f"its branches return different types, {_type(a)} and {_type(b)},"
+                f"its branches return different types, {type_text(a)} and {type_text(b)},"
                 " chosen at run time"
             )
         elif a is b:
@@ -112,8 +119,11 @@ def _if(walker: Walker, node: Special) -> list[Item]:
     return results
 
 
-def _type(value: Value) -> str:
-    return f"{value.dtype.name}{list(value.shape)}"
+def type_text(item: Item) -> str:
+    """Says what an input is, e.g. "float32[1, 3]"."""
+    if isinstance(item, Value):
+        return f"{item.dtype.name}{list(item.shape)}"
+    return "nothing" if item is None else "a sequence"
 
 
 def _scalar(walker: Walker, value: Value) -> Value:

@@ -127,7 +127,9 @@ class Builder:
         self, op: str, *inputs: Value | float | bool | None, outputs: int, **attrs: Any
     ) -> list[Value]:
         """Appends a node with several outputs and returns them."""
-        like = next(i for i in inputs if isinstance(i, Value))
+        like = next((i for i in inputs if isinstance(i, Value)), None)
+        if like is None:
+            raise RefusedNodeError("all its inputs are missing")
         values = [
             self.constant(np.asarray(i, like.dtype)) if isinstance(i, int | float) else i
             for i in inputs

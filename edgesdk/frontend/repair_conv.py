@@ -83,6 +83,10 @@ def conv(
         for i, (low, high) in enumerate(zip(before, after, strict=True)):
             x = b.slice(x, i + 2, max(-low, 0), x.shape[i + 2] - max(-high, 0))
         before, after = [max(p, 0) for p in before], [max(p, 0) for p in after]
+    for i, size in enumerate(x.shape[2:]):
+        reach = dilations[i] * (weight.shape[i + 2] - 1) + 1
+        if reach > size + before[i] + after[i]:
+            raise refuse(f"its window is larger than the padded input {list(x.shape)}")
     if flat:
         strides, dilations = [1, *strides], [1, *dilations]
         before, after = [0, *before], [0, *after]

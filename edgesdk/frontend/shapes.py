@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import onnx
 from onnx import helper
 
 from edgesdk.errors import ModelError, UnsupportedModelError, UsageError
-from edgesdk.frontend.graph import Value
+from edgesdk.frontend.graph import LARGEST_TENSOR_BYTES, Value
 from edgesdk.frontend.importer import identifier
 
 # Names that exporters give to a batch dimension, beside none at all.
@@ -40,7 +41,8 @@ def fix_inputs(
     """Returns the inputs of `proto` (those that are not `weights`) with static shapes.
 
     Raises UsageError when `shapes` names no input, contradicts the model, or leaves a dimension
-    open that is not a batch; UnsupportedModelError for inputs that are not tensors of numbers.
+    open that is not a batch, or when an input is too large; UnsupportedModelError for inputs that
+    are not tensors of numbers.
     """
     inputs = [_declared(i) for i in proto.graph.input if i.name not in weights]
     given = _given(inputs, weights, shapes)
@@ -56,6 +58,12 @@ def fix_inputs(
     _refuse_open(inputs)
     values = {e.name: Value(e.name, tuple(int(d) for d in e.dims), e.dtype) for e in inputs}
     for value in values.values():
+        size_bytes = math.prod(value.shape) * value.dtype.itemsize
+        if size_bytes > LARGEST_TENSOR_BYTES:
+            raise UsageError(
+                f"the input {value.label!r} takes {size_bytes / 2**30:.0f} GiB",
+                hint=f"give it a smaller shape with --shape {value.label}=...",
+            )
         if value.size == 0:  # there is only one tensor without elements
             value.const = np.empty(value.shape, value.dtype)
     return FixedInputs(values, tuple(assumed))

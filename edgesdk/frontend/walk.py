@@ -139,8 +139,9 @@ class Walker:
         except RefusedNodeError as error:
             self.refused.append((name, node.op_type, str(error)))
             results = [UNKNOWN] * len(node.output)
-        except _MALFORMED as error:
-            reason = f"its inputs or attributes do not fit the operator ({_short(error)})"
+        except _MALFORMED:
+            types = ", ".join(map(control.type_text, items)) or "nothing"
+            reason = f"its inputs or attributes do not fit the operator; it reads {types}"
             self.refused.append((name, node.op_type, reason))
             results = [UNKNOWN] * len(node.output)
         self.b.origin = outer_origin
@@ -271,11 +272,6 @@ _MALFORMED = (
 )
 
 
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
 def _refuse_unread(op: repair.Op, domain: str) -> None:
     """Refuses a node with an attribute that its repair does not know and that changes it."""
     unread = set(op.attrs) - op.attrs.read - repair.WITHOUT_EFFECT
@@ -330,7 +326,8 @@ def _python(attr: onnx.AttributeProto) -> Any:
 
 def _refusal(refused: list[tuple[str, str, str]]) -> UnsupportedModelError:
     name, kind, reason = refused[0]
-    more = f" and {len(refused) - 1} more nodes" if len(refused) > 1 else ""
+    others = len(refused) - 1
+    more = f", and {others} more node{'s' if others > 1 else ''}" if others else ""
     return UnsupportedModelError(
         f"node {name!r} ({kind}) cannot be compiled: {reason}{more}",
         hint="`edgesdk inspect` lists them all; see docs/operators.md for what is supported",

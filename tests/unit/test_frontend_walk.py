@@ -12,7 +12,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
-from edgesdk.errors import EdgeSdkError, ModelError, UnsupportedModelError
+from edgesdk.errors import EdgeSdkError, ModelError, UnsupportedModelError, UsageError
 from edgesdk.frontend import TensorSpec, ValueHint, draw_inputs
 from edgesdk.frontend.graph import Graph
 from edgesdk.frontend.importer import identifier, model_name
@@ -219,6 +219,52 @@ def test_damaged_models_end_in_one_of_our_errors(tmp_path: Path) -> None:
             assert "\n" not in error.message
             outcomes.add("error")
     assert outcomes == {"ok", "error"}
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "reason"),
+    [
+        (
+            "y = Conv (x, w)",
+            "float[1,2,2,9] x",
+            "its window is larger than the padded input [1, 2, 2, 9]",
+        ),
+        ("y = Neg ()", "float[2] x", "all its inputs are missing"),
+        (
+            "y = Concat <axis = 0> (x, n)",
+            "float[2] x, float[2,2] n",
+            "its types do not fit",
+        ),
+        (
+            "c = Equal (x, x) y = If (c) <then_branch = g () => (float t) { t = mine.Thing (x) },"
+            " else_branch = h () => (float e) { e = Neg (x) }>",
+            "float x",
+            "operator mine.Thing is not supported, in a branch of 'y' (If) that is chosen at run"
+            " time",
+        ),
+    ],
+)
+def test_reasons_are_sentences(tmp_path: Path, body: str, inputs: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        walk(tmp_path, body, inputs, w=np.zeros((3, 2, 3, 3), np.float32))
+    assert error.value.nodes[0][2].startswith(reason)
+
+
+def test_what_python_says_of_a_malformed_node_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        walk(tmp_path, "y = Softmax <axis = [1]> (x)")
+    assert error.value.nodes == (
+        (
+            "y",
+            "Softmax",
+            "its inputs or attributes do not fit the operator; it reads float32[2, 3]",
+        ),
+    )
+
+
+def test_an_input_beyond_all_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the input 'x' takes 17179869184 GiB"):
+        walk(tmp_path, "y = Neg (x)", f"float[{2**31},{2**31}] x")
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
