@@ -43,7 +43,11 @@ _CXX_FLAGS = ("-std=c++17", "-fvisibility-inlines-hidden")
 _DEBIAN_WINE = "/usr/lib/wine/wine64"
 # The first program starts Wine's servers, which keep its output open for seconds after its end: so
 # that is not the program whose output is read.
-_START_WINE = '"$0" wineboot --init </dev/null >/dev/null 2>&1; exec "$0" "$@"'
+_START_WINE = """
+mkdir -p "$WINEPREFIX"
+"$0" wineboot --init </dev/null >/dev/null 2>&1
+exec "$0" "$@"
+"""
 
 # What a linker says before "collect2: error: ld returned 1 exit status", which explains nothing.
 _LINKER_MARKS = (
@@ -321,7 +325,7 @@ def emulator_command(profile: TargetProfile, toolchain: Toolchain) -> tuple[str,
     if not Path(toolchain.sysroot).is_dir():
         raise ToolMissingError(
             f"the C library of {profile.name} is not in {toolchain.sysroot}",
-            hint=apt_command(f"libc6-{'armhf' if profile.machine == 'arm' else 'arm64'}-cross"),
+            hint=toolchain.install_command,
         )
     return (*command, "-L", toolchain.sysroot)
 
