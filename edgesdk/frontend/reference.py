@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgesdk.errors import ModelError, UsageError
+from edgesdk.errors import EdgeSdkError, ModelError, UsageError
 from edgesdk.frontend.model import TensorSpec, ValueHint
 from edgesdk.memory import release_memory
 
@@ -66,7 +66,12 @@ class Reference:
         self.program = source.reference
         release_memory()  # what an earlier session left
         self._session: Session
-        if source.kind == "TFLite":
+        if source.quantised:
+            from edgesdk.frontend.tflite_runtime import QuantisedSession
+
+            exact = _OnnxSession(source.onnx, None, optimise=optimise)
+            self._session = QuantisedSession(exact, source, self.shapes) if optimise else exact
+        elif source.kind == "TFLite":
             from edgesdk.frontend.tflite_runtime import TFLiteSession
 
             self._session = TFLiteSession(source, self.shapes, optimise=optimise)
@@ -98,6 +103,8 @@ class Reference:
         feeds = {n: np.asarray(a) for n, a in inputs.items() if n in self.dtypes}
         try:
             values = self._session.run(feeds)
+        except EdgeSdkError:
+            raise
         except Exception as error:
             text = " ".join(str(error).split())[:300]
             program = self.program.split(",")[0]

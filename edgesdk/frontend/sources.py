@@ -47,18 +47,24 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Source:
-    """The model file `path`, and `onnx`, the same network as an ONNX file (maybe the same file)."""
+    """The model file `path`, and `onnx`, the same network as an ONNX file (maybe the same file).
+
+    `quantised` says that a TFLite file computes with integers, see `tflite_runtime`.
+    """
 
     path: Path
     kind: Kind
     onnx: Path
     sha256: str | None = None
+    quantised: bool = False
     operators: dict[str, int] | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
         """What results are compared with: the program that the model's format belongs to."""
+        if self.quantised:
+            return f"{REFERENCES['ONNX']}, which {REFERENCES['TFLite']}, confirms by steps"
         return REFERENCES[self.kind]
 
 
@@ -185,7 +191,10 @@ def _converted(path: Path, kind: Kind, state: tuple[int, ...]) -> Source:
     conversion = converters[kind](path)
     file = Path(tempfile.mkdtemp(dir=temporary_folder())) / "model.onnx"
     _write(conversion, file)
-    return Source(path, kind, file, digest, conversion.operators, conversion.notes)
+    quantised = kind == "TFLite" and any(
+        node.op_type == "DequantizeLinear" for node in conversion.proto.graph.node
+    )
+    return Source(path, kind, file, digest, quantised, conversion.operators, conversion.notes)
 
 
 def _convert_tflite(path: Path) -> Conversion:

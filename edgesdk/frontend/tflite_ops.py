@@ -702,6 +702,11 @@ def _gather(op: Operator) -> None:
     op.w.put(op.out, op.w.node("Gather", op.w.real(op[0]), _wide(op, 1), axis=axis))
 
 
+@converts("EMBEDDING_LOOKUP")
+def _embedding_lookup(op: Operator) -> None:
+    op.w.put(op.out, op.w.node("Gather", op.w.real(op[1]), _wide(op, 0), axis=0))
+
+
 @converts("GATHER_ND")
 def _gather_nd(op: Operator) -> None:
     op.w.put(op.out, op.w.node("GatherND", op.w.real(op[0]), _wide(op, 1)))

@@ -1,4 +1,10 @@
-"""TFLite's interpreter: the reference for TFLite files, given the file as it came."""
+"""TFLite's interpreter: the reference for TFLite files, given the file as it came.
+
+TFLite's integer kernels round each in a way of its own: its own kernels and XNNPACK's differ from
+each other, by one step of the quantisation or, behind a Softmax, some. So the results of a
+quantised network are compared, exactly, with what ONNX Runtime computes from its form in ONNX,
+where rounding is defined; and ONNX Runtime's results must be TFLite's, within few steps.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgesdk.errors import ModelError
+from edgesdk.errors import ModelError, VerificationError
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from edgesdk.frontend.reference import Session
     from edgesdk.frontend.sources import Source
 
 
@@ -79,6 +86,42 @@ class TFLiteSession:
             text = " ".join(str(error).split())[:200]
             raise ModelError(f"TFLite's interpreter refuses {self.path.name}: {text}") from error
         return interpreter
+
+
+class QuantisedSession:
+    """ONNX Runtime's results, `exact`, confirmed by TFLite's interpreter."""
+
+    def __init__(self, exact: Session, source: Source, shapes: Mapping[str, Sequence[int]]) -> None:
+        self._exact = exact
+        self._fast = TFLiteSession(source, shapes)
+        self._plain = TFLiteSession(source, shapes, optimise=False)
+        self.outputs, self.dtypes = exact.outputs, exact.dtypes
+
+    def run(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
+        """Returns the exact outputs. Raises VerificationError where TFLite's are others."""
+        import numpy as np
+
+        results = self._exact.run(feeds)
+        fast, plain = self._fast.run(feeds), self._plain.run(feeds)
+        for name, *arrays in zip(self.outputs, results, fast, plain, strict=True):
+            ours, one, other = (np.asarray(a, np.float64) for a in arrays)
+            whole = np.issubdtype(arrays[0].dtype, np.integer)
+            step = 1.0 if whole else float(np.max(np.abs(one), initial=0.0)) / 128
+            spread = float(np.max(np.abs(one - other), initial=0.0))
+            distance = float(
+                np.max(np.minimum(np.abs(ours - one), np.abs(ours - other)), initial=0)
+            )
+            if distance > max(_STEPS * step, step + 2 * spread):
+                raise VerificationError(
+                    f"output {name!r} of the model's form in ONNX is {distance / step:.3g} steps of"
+                    " the quantisation away from that of TFLite's interpreter",
+                    hint="the conversion of this model is wrong: please report it, with the model",
+                )
+        return results
+
+
+# Of the quantisation; of an output in floats, 1/128 of its largest value.
+_STEPS = 4
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from command_line import Cli
 from real_models import TFLITE_MODELS, RealModel
 from test_real_models import fetched
 from test_tflite_operators import run_onnx
-from tflite_files import Net, interpret
+from tflite_files import Net, interpret, quantised_net
 
 import edgesdk
 from edgesdk.errors import UnsupportedModelError, VerificationError
@@ -132,3 +132,56 @@ def test_the_reference_keeps_no_state_between_runs(tmp_path: Path) -> None:
     first, second = (reference.run({"t0": x}) for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])
+
+
+def test_a_quantised_network(tmp_path: Path) -> None:
+    path = tmp_path / "net.tflite"
+    path.write_bytes(quantised_net())
+    bundle = edgesdk.compile(path, output=tmp_path / "b")
+    assert "TFLite's interpreter" in bundle.manifest.verification.reference
+    assert [t.dtype for t in bundle.manifest.outputs] == ["int8", "int8", "float32"]
+    rng = np.random.default_rng(8)
+    for _ in range(3):
+        image = rng.integers(-128, 128, (1, 16, 16, 3)).astype(np.int8)
+        outputs = list(edgesdk.run(bundle, {"image": image}).values())
+        wanted = interpret(path.read_bytes(), [image])
+        for array, expected in zip(outputs[:2], wanted[:2], strict=True):
+            # A Softmax of few classes turns one step of a score into three.
+            assert np.abs(array.astype(int) - expected).max() <= 3
+            assert len(np.unique(expected)) >= 4
+        np.testing.assert_allclose(outputs[2], wanted[2], rtol=0, atol=0.0493 * 1.01)
+
+
+def test_weights_in_8_bits_alone(tmp_path: Path) -> None:
+    """TFLite rounds the activations before it multiplies them; here they stay as they are."""
+    net = Net()
+    rng = np.random.default_rng(6)
+    x = net.input((4, 32), name="x")
+    weights, scale = rng.integers(-127, 128, (10, 32)), 0.01
+    w = net.const(weights, "int8", scale=scale)
+    y = net.op(
+        "FULLY_CONNECTED", [x, w, net.const(np.zeros(10))], [net.tensor((1,), name="y")],
+        options="FullyConnectedOptions", version=3,
+    )  # fmt: skip
+    path = tmp_path / "net.tflite"
+    path.write_bytes(net.bytes(y))
+    bundle = edgesdk.compile(path, output=tmp_path / "b")
+    x_values = rng.standard_normal((4, 32)).astype(np.float32)
+    result = edgesdk.run(bundle, {"x": x_values})["y"]
+    exact = x_values.astype(np.float64) @ (weights * np.float64(np.float32(scale))).T
+    np.testing.assert_allclose(result, exact, rtol=1e-5, atol=1e-5)
+    (rounded,) = interpret(path.read_bytes(), [x_values])
+    assert 1e-4 < np.abs(rounded - exact).max() / np.abs(exact).max() < 0.02
+
+
+def test_a_quantised_result_that_tflite_does_not_confirm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgesdk.frontend import tflite_ops
+
+    monkeypatch.setitem(tflite_ops._ACTIVATIONS, 3, ("Clip", (0.0, 3.0)))
+    path = tmp_path / "wrong.tflite"
+    path.write_bytes(quantised_net())
+    image = np.random.default_rng(8).integers(-128, 128, (1, 16, 16, 3)).astype(np.int8)
+    with pytest.raises(VerificationError, match="steps of the quantisation"):
+        Reference(path, {"image": (1, 16, 16, 3)}).run({"image": image})
