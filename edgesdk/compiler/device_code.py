@@ -62,7 +62,7 @@ def generate(functions: dict[str, Any], target: Any) -> DeviceCode:
     module = tvm.IRModule(
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
-    # Copies that a schedule marks as asynchronous become such; it marks none where the GPU has none.
+    # Copies that a schedule marks as asynchronous become such; it marks none for an old GPU.
     config = {"tirx.use_async_copy": True} if target.kind.name == "cuda" else {}
     config |= dict(tvm.transform.PassContext.current().config)
     try:
