@@ -57,6 +57,7 @@ libc
 if [ -r /proc/cpuinfo ]; then
     sed -n 's/^Features[[:space:]]*: */features=/p
             s/^flags[[:space:]]*: */flags=/p
+            s/^isa[[:space:]]*: */isa=/p
             s/^model name[[:space:]]*: */model_name=/p' /proc/cpuinfo | sort -u
     # One pair for each core, in order.
     sed -n 's/^CPU implementer[[:space:]]*: */implementer=/p

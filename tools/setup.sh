@@ -31,6 +31,7 @@ system_packages() {
             need cmake cmake
             need aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
             need arm-linux-gnueabihf-g++ g++-arm-linux-gnueabihf
+            need riscv64-linux-gnu-g++ g++-riscv64-linux-gnu
             need qemu-aarch64-static qemu-user-static
             # Programs for Windows; edgert's tests want std::thread, which only the posix one has.
             need x86_64-w64-mingw32-g++-win32 g++-mingw-w64-x86-64-win32

@@ -132,6 +132,8 @@ def parse_facts(text: str) -> DeviceFacts:
     machine = said["machine"][0]
     arm = machine.startswith(("arm", "aarch64"))
     features = said.get("features" if arm else "flags")
+    if machine.startswith("riscv"):
+        features = [_isa_features(isa) for isa in said.get("isa", ())] or None
     programs, soft_float = _programs(first("elf"))
     libc, libc_version = _libc(first("libc") or "", first("android_sdk"))
     temperature_mc = number("temperature_mc")
@@ -299,6 +301,15 @@ def _cpu_model(said: dict[str, list[str]]) -> str | None:
         counted = Counter(_CORES.get(p, f"implementer {p[0]} part {p[1]}") for p in parts)
         return " + ".join(f"{count}x {core}" for core, count in counted.items())
     return said.get("model_name", [None])[0]
+
+
+def _isa_features(isa: str) -> str:
+    """The extensions of "rv64imafdc_zicsr_zba", each a word: letters, and the names behind them.
+
+    RISC-V Instruction Set Manual, "ISA Extension Naming Conventions".
+    """
+    letters, *names = isa.lower().split("_")
+    return " ".join([*letters.removeprefix("rv64"), *names])
 
 
 def _in_all(lines: list[str]) -> frozenset[str]:

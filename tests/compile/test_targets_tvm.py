@@ -33,11 +33,20 @@ X86_NAMES |= {"avx512_fp16": "avx512fp16", "avx512_vbmi2": "avx512vbmi2", "avx_v
 ARM_NAMES = {"asimd": "neon", "fp": "fp-armv8", "crc32": "crc", "atomics": "lse", "sha1": "sha2"}
 ARM_NAMES |= {"asimddp": "dotprod", "asimdhp": "fullfp16", "fphp": "fullfp16", "asimdrdm": "rdm"}
 ARM_NAMES |= {"pmull": "aes", "lrcpc": "rcpc", "dcpop": "ccpp", "vfpv4": "vfp4"}
+# "v" is Zve64d with registers of 128 bits.
+RISCV_NAMES = {"v": "zve64d"}
 
 # Features that change what instructions a network's code may hold; the others that LLVM lists are
 # tuning, or of no use outside a kernel.
 X86_MATTERS = re.compile(r"sse|avx|fma|f16c|bmi|lzcnt|movbe|popcnt|aes|pclmul|sha|gfni|amx|xop")
 ARM_MATTERS = re.compile(r"neon|vfp4$|crc$|aes$|sha|crypto|dotprod|fullfp16|lse$|rdm|i8mm|bf16|sve")
+RISCV_MATTERS = re.compile(r"[mafdcvb]$|z(ve64d|vfh|vfhmin|fh|fhmin|ba|bb|bs)$")
+BY_MACHINE = {
+    "x86_64": (X86_NAMES, X86_MATTERS),
+    "aarch64": (ARM_NAMES, ARM_MATTERS),
+    "arm": (ARM_NAMES, ARM_MATTERS),
+    "riscv64": (RISCV_NAMES, RISCV_MATTERS),
+}
 
 
 def features(tvm_table: dict[str, Any]) -> set[str]:
@@ -69,14 +78,12 @@ def test_the_check_above_can_fail() -> None:
 @pytest.mark.parametrize("name", LLVM_TARGETS)
 def test_the_contract_covers_what_llvm_may_use(name: str) -> None:
     profile = load_target(name)
-    x86 = profile.machine == "x86_64"
-    names = X86_NAMES if x86 else ARM_NAMES
-    matters = X86_MATTERS if x86 else ARM_MATTERS
+    names, matters = BY_MACHINE[profile.machine]
     promised = {names.get(f, f) for f in profile.contract.cpu_features}
-    if x86:
+    if profile.machine == "x86_64":
         promised |= {"sse", "sse2", "crc32"}  # every x86-64; crc32 came with SSE 4.2
     used = {f for f in features(profile.tvm) if matters.match(f)}
-    assert used <= promised
+    assert used and used <= promised
 
 
 def kernel_object(profile: TargetProfile, path: Path) -> None:

@@ -51,6 +51,7 @@ TOOLCHAIN_TARGETS = [
     ("native", "linux-x86_64", "x86_64", 64, None, "2.35"),
     ("gnu-aarch64", "rpi4", "aarch64", 64, None, "2.35"),
     ("gnu-armhf", "rpi4-32", "arm", 32, True, "2.34"),
+    ("gnu-riscv64", "linux-riscv64", "riscv64", 64, None, "2.35"),
 ]
 
 

@@ -218,3 +218,28 @@ def test_the_script_answers_on_this_machine(how: str) -> None:
     assert facts.libc == "glibc"
     assert facts.disk_available_kib
     assert facts.cores
+
+
+def test_extensions_of_a_risc_v_cpu() -> None:
+    """As Linux prints them on a VisionFive 2 and on a board whose cores differ."""
+    answer = (GOLDEN / "debian-12-x86_64.txt").read_text(encoding="utf-8")
+    lines = [line for line in answer.splitlines() if not line.startswith(("machine=", "flags="))]
+    lines.insert(0, "machine=riscv64")
+    one = parse_facts("\n".join(["isa=rv64imafdc_zicsr_zba", *lines]))
+    assert one.cpu_features == {"i", "m", "a", "f", "d", "c", "zicsr", "zba"}
+    both = ["isa=rv64imafdcv_zicsr", "isa=rv64imafdc_zicsr"]
+    assert parse_facts("\n".join([*both, *lines])).cpu_features == set("imafdc") | {"zicsr"}
+    assert parse_facts("\n".join(lines)).cpu_features is None
+
+
+def test_a_risc_v_cpu_without_vectors_is_refused_code_with_them() -> None:
+    answer = (GOLDEN / "debian-12-x86_64.txt").read_text(encoding="utf-8")
+    facts = dataclasses.replace(
+        parse_facts(answer),
+        machine="riscv64",
+        programs="riscv64",
+        cpu_features=frozenset("imafdc"),
+    )
+    check_device(contract("linux-riscv64"), facts, name="vf2")
+    with pytest.raises(DeviceMismatchError, match="has no v, which the bundle uses"):
+        check_device(contract("linux-riscv64-v"), facts, name="vf2")

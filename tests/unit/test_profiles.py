@@ -58,6 +58,8 @@ def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_promised_targets_are_shipped() -> None:
     assert target_names()[0] == "local"
     assert {
+        "linux-riscv64",
+        "linux-riscv64-v",
         "linux-x86_64",
         "rpi3",
         "rpi3-32",

@@ -53,6 +53,7 @@ def test_the_promised_toolchains_are_shipped() -> None:
     assert SHIPPED == [
         "gnu-aarch64",
         "gnu-armhf",
+        "gnu-riscv64",
         "mingw-x86_64",
         "native",
         "zig-aarch64",
@@ -180,7 +181,13 @@ def test_native_program_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "cpu"),
-    [("rpi3", "cortex-a53"), ("rpi4", "cortex-a72"), ("rpi5", "cortex-a76"), ("rpi4-32", "max")],
+    [
+        ("rpi3", "cortex-a53"),
+        ("rpi4", "cortex-a72"),
+        ("rpi5", "cortex-a76"),
+        ("rpi4-32", "max"),
+        ("linux-riscv64", "rv64"),
+    ],
 )
 def test_program_runs_on_the_emulated_cpu_of_the_target(
     tmp_path: Path, target: str, cpu: str
@@ -219,7 +226,7 @@ def test_missing_sysroot_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(ToolMissingError) as caught:
         emulator_command(load_target("rpi4-32"), toolchain)
     assert caught.value.hint is not None
-    assert caught.value.hint.removeprefix("sudo ") == "apt-get install libc6-armhf-cross"
+    assert caught.value.hint.removeprefix("sudo ") == "apt-get install g++-arm-linux-gnueabihf"
 
 
 def test_target_without_emulator() -> None:
