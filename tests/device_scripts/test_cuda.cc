@@ -560,6 +560,8 @@ TEST(handles_run_on_several_threads) {
     threads.emplace_back([&test, number] {
       for (int32_t i = 0; i < 10; ++i) {
         Open model(*test);
+        CHECK_TEXT(model.error(), "");
+        if (model.status() != EDGESDK_OK) return;
         std::vector<int32_t> x = {number, i, 3, 4};
         for (int k = 0; k < 3; ++k) CheckRun(model, x, SimpleResult(x));
       }

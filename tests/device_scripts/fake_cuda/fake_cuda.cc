@@ -84,7 +84,7 @@ struct World {
   uint64_t now = 0;
   Result sticky = kSuccess;
   FakeStream default_stream;
-  FakeStream* capturing = nullptr;  // the stream of a capture, of any thread
+  std::set<FakeStream*> capturing_all;  // streams of captures that forbid things to all threads
 };
 
 World& TheWorld() {
@@ -93,6 +93,7 @@ World& TheWorld() {
 }
 
 thread_local std::vector<void*> contexts;
+thread_local FakeStream* capturing = nullptr;  // the stream of this thread's capture
 int the_context;
 
 FakeSettings DefaultSettings() {
@@ -124,8 +125,9 @@ struct Call {
       result = Fault(name, "no current context", kInvalidContext);
     } else if (needs_context && world.sticky != kSuccess) {
       result = world.sticky;
-    } else if (breaks_capture && world.capturing != nullptr) {
-      world.capturing->capture_is_broken = true;
+    } else if (breaks_capture && (capturing != nullptr || !world.capturing_all.empty())) {
+      if (capturing != nullptr) capturing->capture_is_broken = true;
+      for (FakeStream* stream : world.capturing_all) stream->capture_is_broken = true;
       result = Fault(name, "forbidden during a capture", kCaptureUnsupported);
     }
   }
@@ -699,7 +701,7 @@ EXPORT Result cuEventRecordWithFlags(Event event, Stream stream, unsigned flags)
   return PutEvent(call.name, event, stream, (flags & kEventRecordExternal) != 0);
 }
 
-EXPORT Result cuStreamBeginCapture_v2(Stream stream, int) {
+EXPORT Result cuStreamBeginCapture_v2(Stream stream, int mode) {
   BEGIN("cuStreamBeginCapture_v2", true, true);
   FakeStream* queue = FindStream(call.name, stream);
   if (queue == nullptr || queue == &world.default_stream || queue->capture != nullptr) {
@@ -707,7 +709,8 @@ EXPORT Result cuStreamBeginCapture_v2(Stream stream, int) {
   }
   queue->capture = new std::vector<Work>;
   queue->capture_is_broken = false;
-  world.capturing = queue;
+  capturing = queue;
+  if (mode != kCaptureThreadLocal) world.capturing_all.insert(queue);
   return kSuccess;
 }
 
@@ -716,7 +719,8 @@ EXPORT Result cuStreamEndCapture(Stream stream, Graph* graph) {
     FakeStream* queue = FindStream("cuStreamEndCapture", stream);
     if (queue != nullptr) delete queue->capture;
     if (queue != nullptr) queue->capture = nullptr;
-    TheWorld().capturing = nullptr;
+    capturing = nullptr;
+    TheWorld().capturing_all.erase(queue);
   }
   BEGIN("cuStreamEndCapture", true, false);
   FakeStream* queue = FindStream(call.name, stream);
@@ -726,7 +730,8 @@ EXPORT Result cuStreamEndCapture(Stream stream, Graph* graph) {
   }
   std::unique_ptr<std::vector<Work>> work(queue->capture);
   queue->capture = nullptr;
-  world.capturing = nullptr;
+  capturing = nullptr;
+  world.capturing_all.erase(queue);
   if (queue->capture_is_broken) return kCaptureInvalidated;
   FakeGraph* made = new FakeGraph{std::move(*work)};
   world.graphs.insert(made);
