@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from edgesdk.bundle.manifest import VerificationInfo
 from edgesdk.errors import CompileError, ToolMissingError, VerificationError
-from edgesdk.numerics import Difference, compare, tolerance_of
+from edgesdk.numerics import QUANTISED_TOLERANCE, Difference, compare, tolerance_of
 from edgesdk.proc import CommandTimeout, run_command
 from edgesdk.profiles import TargetProfile, machine_of
 from edgesdk.toolchain import Toolchain, emulator_command
@@ -84,6 +84,8 @@ def draw_samples(
         results = reference.run(inputs)
         samples.append(Sample(seed, inputs, {name: results[name] for name in names}))
     del reference  # it holds the weights
+    if model.quantised:
+        return samples, QUANTISED_TOLERANCE
     other = Reference(model.source, model.shapes, optimise=False)
     return samples, max(tolerance_of(s.expected, other.run(s.inputs)) for s in samples)
 

@@ -36,6 +36,7 @@ def import_model(
     with every node concerned, when something in it cannot be compiled.
     """
     from edgesdk.frontend.costs import count_flops
+    from edgesdk.frontend.integers import is_quantised
     from edgesdk.frontend.optimise import optimise
     from edgesdk.frontend.sources import open_source
 
@@ -44,6 +45,7 @@ def import_model(
     graph, walker, opset, sha256 = walked.graph, walked.walker, walked.opset, walked.sha256
     assumed, given = walked.assumed, walked.inputs
     output_names = list(outputs or (o.name for o in walked.proto.graph.output))
+    quantised = is_quantised(walked.proto)
     del walked
     optimise(graph)
     names = _identifiers(graph, list(given), output_names)
@@ -76,6 +78,7 @@ def import_model(
         hints=hints,
         flops=flops,
         reference=open_source(path).reference,
+        quantised=quantised,
     )
 
 

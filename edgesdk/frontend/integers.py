@@ -20,6 +20,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import onnx
 
 from edgesdk.frontend.graph import Builder, Graph, Node, Value, prune
 
@@ -32,6 +33,15 @@ _PASSES = {
 }  # fmt: skip
 # A bias that is a multiple of the sums' scale is added to them as an integer. What it may be off.
 _BIAS_STEPS = 0.02
+_QUANTISED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QGemm"}
+
+
+def is_quantised(model: onnx.ModelProto) -> bool:
+    """Whether an ONNX model has operators on quantised tensors."""
+    return any(
+        node.op_type in _QUANTISED or node.op_type.startswith("QLinear")
+        for node in model.graph.node
+    )
 
 
 def use_integers(graph: Graph) -> None:
@@ -302,6 +312,8 @@ def _divisible(value: Value, uses: Counter[int]) -> bool:
         return True
     if node.op == "Add":
         return all(v is not None and (_is_constant(v) or _divisible(v, uses)) for v in node.inputs)
+    if node.op == "Mul":
+        return _divisible(_first(node), uses)
     if node.op == "Clip":
         bounds = [v for v in node.inputs[1:] if v is not None]
         return all(_is_constant(v) for v in bounds) and _divisible(_first(node), uses)
@@ -329,7 +341,7 @@ def _divide(value: Value, divisor: np.float32) -> None:
     """Divides `value` by `divisor`; see `_divisible`."""
     node = value.producer
     assert node is not None
-    if node.op == "DequantizeLinear" or node.op == "Mul":
+    if node.op == "DequantizeLinear" or _is_scaling(node):
         node.inputs[1] = _quotient(node.inputs[1], divisor)
     elif node.op == "Clip":
         _divide(_first(node), divisor)
@@ -359,17 +371,16 @@ def _quantise(b: Builder, node: Node) -> Value:
     scale, zero = _parameters(node)
     dtype = node.outputs[0].dtype
     scaled = source if scale == 1 else b("Div", source, b.constant(scale))
-    return quantised(b, scaled, b.constant(np.float32(zero)) if zero else None, dtype)
+    return quantised(b, scaled, b.constant(np.float32(zero)), dtype)
 
 
-def quantised(b: Builder, x: Value, zero: Value | None, dtype: np.dtype[Any]) -> Value:
-    """round(x) + zero, a float32 if there is one, half to even and saturated to `dtype`."""
-    rounded = b("Round", x)
-    if zero is not None:
-        rounded = b("Add", rounded, zero)
+def quantised(b: Builder, x: Value, zero: Value, dtype: np.dtype[Any]) -> Value:
+    """round(x) + zero, all float32, half to even and saturated to `dtype`."""
     info = np.iinfo(dtype)
-    bounds = [b.constant(np.asarray(v, np.float32)) for v in (info.min, info.max)]
-    return b.cast(b("Clip", rounded, *bounds), dtype)
+    rounded = b("Round", x)
+    if zero.const is None or zero.const.any():
+        rounded = b("Add", rounded, zero)
+    return b.cast(b("Clip", rounded, float(info.min), float(info.max)), dtype)
 
 
 def _dequantise(b: Builder, node: Node) -> Value:

@@ -43,7 +43,8 @@ class ImportedModel:
     shapes by the model's own names. `repairs` says, a line each, what was rewritten or assumed.
     `hints` holds, by the model's own input names, the integers that the graph can take. `flops`
     are the operations of one run (`frontend.costs`), None where they are not known. `reference` is
-    the program that its results are compared with.
+    the program that its results are compared with. `quantised` models compute with integers that
+    stand for rounded numbers.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ImportedModel:
     hints: dict[str, ValueHint] = field(default_factory=dict)
     flops: int | None = None
     reference: str = ""
+    quantised: bool = False
 
     def take_module(self) -> tvm.IRModule:
         """Returns `module` and forgets it, so that its weights live no longer than it is needed.

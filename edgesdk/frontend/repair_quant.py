@@ -57,9 +57,9 @@ def quantised(op: Op, x: Value, scale: Value | None, zero: Value | None, dtype: 
         return b("QuantizeLinear", wide, scale, zero)
     if scale is not None:
         wide = b("Div", wide, scale)
-    if zero is not None and zero.const is not None and not zero.const.any():
-        zero = None
-    return integers.quantised(b, wide, None if zero is None else b.cast(zero, np.float32), dtype)
+    if zero is None:
+        zero = b.constant(np.zeros((), dtype))
+    return integers.quantised(b, wide, b.cast(zero, np.float32), dtype)
 
 
 def _is_plain(scale: Value, zero: Value | None, dtype: np.dtype) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8, generic, pool, winograd
+from edgesdk.schedules.casts import drop_round_trips
 from edgesdk.schedules.features import floor_cycles, kernel_facts
 from edgesdk.schedules.gpu import gemm
 from edgesdk.schedules.gpu import generic as gpu_generic
@@ -119,7 +120,7 @@ def apply_candidate(function: Any, profile: TargetProfile, candidate: Candidate)
     knobs = candidate["knobs"]
     rung = _generic(profile)
     if candidate["template"] == rung.NAME:
-        return rung.schedule(function, profile, knobs)
+        return drop_round_trips(rung.schedule(function, profile, knobs))
     found = _find_template(function, profile)
     if found is None or found[0].name != candidate["template"]:
         raise ValueError(f"the kernel is none for the template {candidate['template']!r}")
@@ -128,7 +129,7 @@ def apply_candidate(function: Any, profile: TargetProfile, candidate: Candidate)
     if knobs.keys() != values.keys() or any(knobs[k] not in values[k] for k in knobs):
         raise ValueError(f"the knobs {knobs} are not among {values}")
     template.apply(sch, block, profile, knobs)
-    return sch.mod["main"]
+    return drop_round_trips(sch.mod["main"])
 
 
 def workload_of(function: Any) -> str:

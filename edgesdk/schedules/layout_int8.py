@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8
 from edgesdk.schedules.blocks import block_tensor, crop_columns
 from edgesdk.schedules.dot import DotProduct, find_dot
-from edgesdk.schedules.layout import LayoutTensor, Rewriter, as_const, constant_of, type_of
+from edgesdk.schedules.layout import (
+    OPAQUE,
+    LayoutTensor,
+    Rewriter,
+    as_const,
+    constant_of,
+    type_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +59,8 @@ class IntegerRewriter(Rewriter):
             # A picture: no more channels than a dot product takes.
             depth = integers.dot.depth
             few = -(-data.shape[1] // depth) * depth
-            source = self._te(block_tensor, data.plain, block=few, hint="block")
+            # Opaque: numbers are quantised before, in vectors of a picture's row.
+            source = self._te(block_tensor, data.plain, block=few, hint="block", pattern=OPAQUE)
         else:
             source = self._blocked(data)
         wider = conv2d.round_columns(config, self.profile)

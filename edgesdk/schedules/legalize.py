@@ -11,6 +11,7 @@ from edgesdk.schedules import vector_math
 
 def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
     """Returns the map for `relax.transform.LegalizeOps`: operator name -> rule(builder, call)."""
+    _allow_vectors("tirx.nearbyint")
     functions = {
         "exp": vector_math.exp,
         "sigmoid": vector_math.sigmoid,
@@ -19,6 +20,14 @@ def legalizations() -> dict[str, Callable[[Any, Any], Any]]:
     }
     rules = {f"relax.{name}": _map(function, name) for name, function in functions.items()}
     return rules | {"relax.nn.softmax": _softmax, "relax.nn.max_pool2d": _max_pool2d}
+
+
+def _allow_vectors(operator: str) -> None:
+    """Lets TVM's vectoriser take an operator of one number that LLVM has for vectors, too."""
+    from tvm.ir import Op, register_op_attr
+
+    if Op.get(operator).get_attr("TVectorizable") is None:
+        register_op_attr(operator, "TVectorizable", True)
 
 
 def _map(function: Callable[[Any], Any], name: str) -> Callable[[Any, Any], Any]:
