@@ -20,7 +20,7 @@ from edgesdk.compiler.probe import Probe
 from edgesdk.errors import EdgeSdkError, VerificationError
 from edgesdk.frontend import Reference
 from edgesdk.frontend.layers import Layer, LayeredModel, cut_model, load_layers
-from edgesdk.frontend.sources import REFERENCES
+from edgesdk.frontend.sources import REFERENCES, open_source
 from edgesdk.numerics import Difference, compare, tolerance_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ def explain(
     """
     inputs = mismatch.sample.inputs
     try:
+        if _wrong_in_onnx(mismatch, model):
+            return VerificationError(
+                f"{mismatch.message}, and so does its form in ONNX in ONNX Runtime",
+                hint="the conversion of this model is wrong: please report it, with the model",
+            )
         layered = load_layers(model, {name: array.shape for name, array in inputs.items()})
         values = _reference_values(layered, inputs)
         result = _first_wrong(layered, values, inputs, mismatch.difference, probe)
@@ -111,6 +116,18 @@ def compare_layers(
     values = _reference_values(layered, inputs)
     progress(f"compiling with {len(layered.tensors)} tensors as outputs")
     return _all_layers(layered, values, inputs, probe)
+
+
+def _wrong_in_onnx(mismatch: MismatchError, model: Path) -> bool:
+    """Whether a model of another format differs already in the form that it was converted to."""
+    source = open_source(model)
+    if source.kind == "ONNX":
+        return False
+    inputs, name = mismatch.sample.inputs, mismatch.difference.name
+    shapes = {n: array.shape for n, array in inputs.items()}
+    converted = Reference(source.onnx, shapes).run(inputs)[name]
+    found = compare(name, converted, mismatch.sample.expected[name])
+    return not found.within(mismatch.difference.max_relative_error / 2)
 
 
 def nonfinite_origin(model: Path, inputs: Arrays) -> Layer | None:

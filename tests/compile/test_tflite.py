@@ -116,7 +116,7 @@ def test_a_wrong_conversion_does_not_pass(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(tflite_ops._ACTIVATIONS, 3, ("Relu", ()))  # RELU6 without its bound
     path = small(tmp_path, name="wrong.tflite")
     shapes = {"serving_default_x:0": (1, 6, 5, 3)}
-    with pytest.raises(VerificationError):
+    with pytest.raises(VerificationError, match="form in ONNX"):
         edgesdk.compile(path, shapes=shapes, output=tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
