@@ -41,6 +41,16 @@ def default(function: Any, profile: TargetProfile) -> Knobs:
 def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
     """Returns `function` with its loops on the GPU. Raises ValueError or TVM's ScheduleError on a
     kernel it does not fit."""
+    try:
+        return _scheduled(function, spread=True)
+    except ValueError:
+        # Threads cannot share every reduction: TVM knows sums and maxima whose identity is the
+        # type's lowest number, not those that begin at minus infinity.
+        return _scheduled(function, spread=False)
+
+
+def _scheduled(function: Any, *, spread: bool) -> Any:
+    """`spread`: threads of a block may share a sum."""
     sch = _schedule_of(function)
     inline_maps(sch)
     blocks = list(sch.get_child_blocks(sch.get_sblock("root")))
@@ -49,10 +59,22 @@ def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
         for block in blocks:
             bind_map(sch, block)
     elif len(sums) == 1:
-        _sum(sch, sums[0])
-    else:
+        _sum(sch, sums[0], spread=spread)
+    elif spread:
         _rows(sch, blocks)
+    else:
+        raise ValueError("several sums that threads cannot share")
+    _check_reductions(sch.mod)
     return sch.mod["main"]
+
+
+def _check_reductions(module: Any) -> None:
+    """Raises ValueError for a reduction that its threads cannot share."""
+    import tvm
+    from tvm import s_tir
+
+    passes = [s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction()]
+    tvm.transform.Sequential(passes)(module)
 
 
 def schedule_plain(function: Any) -> Any:
@@ -79,12 +101,12 @@ def _spatial_loops(sch: Any, block: Any) -> list[Any]:
     return loops[: len(loops) - tiles.reduction_rank(sch, block)]
 
 
-def _sum(sch: Any, block: Any) -> None:
+def _sum(sch: Any, block: Any, *, spread: bool) -> None:
     """One sum and what follows it."""
     out = epilogue_of(sch, block)
     spatial = _spatial_loops(sch, out)
     outputs, terms = tiles.work(sch, out), tiles.reduction_size(sch, block)
-    if terms <= _LONG_SUM or outputs >= _MANY or not spatial:
+    if not spread or terms <= _LONG_SUM or outputs >= _MANY or not spatial:
         if not spatial:
             spatial = [sch.add_unit_loop(out)]
         last = tiles.extent(sch, spatial[-1])
