@@ -39,10 +39,8 @@ public sealed class Tensor {
 public sealed class Model : IDisposable {
   const string Library = "EDGESDK_LIBRARY";
   const uint AbiVersion = EDGESDK_ABI;
-  const int Alignment = 64;
 
   IntPtr handle;
-  readonly IntPtr[] inputMemory;
 
   /// <summary>Opens the network with at most numThreads threads (0: all CPUs).</summary>
   /// <exception cref="ModelException">It cannot be opened; the message says why.</exception>
@@ -64,16 +62,13 @@ public sealed class Model : IDisposable {
     Inputs = new Tensor[edgesdk_model_num_inputs(handle)];
     Outputs = new Tensor[edgesdk_model_num_outputs(handle)];
     TensorInfo info;
-    for (int i = 0; i < Outputs.Length; ++i) {
-      Check(edgesdk_model_output_info(handle, i, out info));
-      Outputs[i] = Described(info);
-    }
-    inputMemory = new IntPtr[Inputs.Length];
     for (int i = 0; i < Inputs.Length; ++i) {
       Check(edgesdk_model_input_info(handle, i, out info));
       Inputs[i] = Described(info);
-      // Aligned memory of our own: the library uses it in place, and no array has to stay pinned.
-      inputMemory[i] = Marshal.AllocHGlobal(new IntPtr(Inputs[i].SizeBytes + Alignment));
+    }
+    for (int i = 0; i < Outputs.Length; ++i) {
+      Check(edgesdk_model_output_info(handle, i, out info));
+      Outputs[i] = Described(info);
     }
   }
 
@@ -87,9 +82,11 @@ public sealed class Model : IDisposable {
   /// </summary>
   /// <exception cref="ArgumentException">data has another size than the input.</exception>
   public void SetInput<T>(int index, T[] data) where T : struct {
-    IntPtr memory = Aligned(inputMemory[index]);
-    Copy(data, Inputs[index], memory, true);
-    Check(edgesdk_model_set_input(handle, index, memory, (UIntPtr)(ulong)Inputs[index].SizeBytes));
+    CheckSize(data, Inputs[index]);
+    IntPtr memory;
+    UIntPtr sizeBytes;
+    Check(edgesdk_model_own_input(handle, index, out memory, out sizeBytes));
+    Copy(data, memory, true);
   }
 
   /// <summary>Runs the network once.</summary>
@@ -102,28 +99,28 @@ public sealed class Model : IDisposable {
     UIntPtr sizeBytes;
     Check(edgesdk_model_get_output(handle, index, out memory, out sizeBytes));
     var data = new T[Outputs[index].SizeBytes / Marshal.SizeOf(typeof(T))];
-    Copy(data, Outputs[index], memory, false);
+    CheckSize(data, Outputs[index]);
+    Copy(data, memory, false);
     return data;
   }
 
   public void Dispose() {
     edgesdk_model_close(handle);
     handle = IntPtr.Zero;
-    if (inputMemory != null) {
-      for (int i = 0; i < inputMemory.Length; ++i) {
-        Marshal.FreeHGlobal(inputMemory[i]);
-        inputMemory[i] = IntPtr.Zero;
-      }
-    }
     GC.SuppressFinalize(this);
   }
 
-  static void Copy<T>(T[] data, Tensor tensor, IntPtr memory, bool toMemory) where T : struct {
-    long sizeBytes = (long)data.Length * Marshal.SizeOf(typeof(T));
-    if (sizeBytes != tensor.SizeBytes) {
+  static long SizeBytes<T>(T[] data) { return (long)data.Length * Marshal.SizeOf(typeof(T)); }
+
+  static void CheckSize<T>(T[] data, Tensor tensor) {
+    if (SizeBytes(data) != tensor.SizeBytes) {
       throw new ArgumentException(
-          tensor.Name + " has " + tensor.SizeBytes + " bytes, the array " + sizeBytes);
+          tensor.Name + " has " + tensor.SizeBytes + " bytes, the array " + SizeBytes(data));
     }
+  }
+
+  static void Copy<T>(T[] data, IntPtr memory, bool toMemory) where T : struct {
+    long sizeBytes = SizeBytes(data);
     GCHandle pinned = GCHandle.Alloc(data, GCHandleType.Pinned);
     try {
       IntPtr array = pinned.AddrOfPinnedObject();
@@ -139,10 +136,6 @@ public sealed class Model : IDisposable {
   }
 
   static IntPtr Offset(IntPtr address, long bytes) { return new IntPtr(address.ToInt64() + bytes); }
-
-  static IntPtr Aligned(IntPtr address) {
-    return new IntPtr((address.ToInt64() + Alignment - 1) / Alignment * Alignment);
-  }
 
   static Tensor Described(TensorInfo info) {
     var shape = new long[info.NDim];
@@ -195,7 +188,8 @@ public sealed class Model : IDisposable {
   [DllImport(Library, CallingConvention = C)]
   static extern int edgesdk_model_output_info(IntPtr model, int index, out TensorInfo info);
   [DllImport(Library, CallingConvention = C)]
-  static extern int edgesdk_model_set_input(IntPtr model, int index, IntPtr data, UIntPtr size);
+  static extern int edgesdk_model_own_input(IntPtr model, int index, out IntPtr data,
+                                            out UIntPtr size);
   [DllImport(Library, CallingConvention = C)]
   static extern int edgesdk_model_run(IntPtr model);
   [DllImport(Library, CallingConvention = C)]

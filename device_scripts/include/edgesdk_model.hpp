@@ -21,7 +21,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -94,9 +93,11 @@ struct DTypeOf<std::uint64_t> : std::integral_constant<edgesdk_dtype, EDGESDK_UI
 template <>
 struct DTypeOf<bool> : std::integral_constant<edgesdk_dtype, EDGESDK_BOOL> {};
 
-/* Zero means the default. */
+/* As edgesdk_options; zero means the default. */
 struct Options {
   std::int32_t num_threads = 0;
+  std::int32_t device_index = 0;
+  void* device_stream = nullptr;
 };
 
 /* Where data begins that is used in place; elsewhere each run copies it. */
@@ -111,15 +112,11 @@ class Model {
     edgesdk_options c_options = {};
     c_options.struct_size = sizeof(c_options);
     c_options.num_threads = options.num_threads;
+    c_options.device_index = options.device_index;
+    c_options.device_stream = options.device_stream;
     c_options.error_buffer = error_;
     c_options.error_buffer_size = sizeof(error_);
     status_ = open(EDGESDK_ABI_VERSION, &c_options, &handle_);
-    if (status_ != EDGESDK_OK) return;
-    inputs_ = new (std::nothrow) void*[static_cast<std::size_t>(num_inputs()) + 1]();
-    if (inputs_ == nullptr) {
-      close();
-      fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
-    }
   }
 
   ~Model() { close(); }
@@ -156,16 +153,13 @@ class Model {
   template <typename T>
   Span<T> input(std::int32_t index) noexcept {
     edgesdk_tensor_info info = {};
-    if (!check<T>("input", index, edgesdk_model_input_info(handle_, index, &info), info)) return {};
-    void*& memory = inputs_[index];
-    if (memory == nullptr) {
-      // A tensor without elements has an address, too.
-      const std::size_t size_bytes = info.size_bytes + (info.size_bytes == 0);
-      memory = ::operator new (size_bytes, std::align_val_t{kAlignment}, std::nothrow);
+    void* data = nullptr;
+    std::size_t size_bytes = 0;
+    if (!check<T>("input", index, edgesdk_model_input_info(handle_, index, &info), info) ||
+        !done(edgesdk_model_own_input(handle_, index, &data, &size_bytes))) {
+      return {};
     }
-    if (memory == nullptr) return fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory"), Span<T>{};
-    if (!done(edgesdk_model_set_input(handle_, index, memory, info.size_bytes))) return {};
-    return {static_cast<T*>(memory), info.size_bytes / sizeof(T)};
+    return {static_cast<T*>(data), size_bytes / sizeof(T)};
   }
 
   /* Makes the next runs read an input from the caller's memory, which must live that long. Aligned
@@ -231,25 +225,16 @@ class Model {
     std::snprintf(error_, sizeof(error_), "%s", reason);
   }
 
-  void close() noexcept {
-    const std::int32_t count = inputs_ != nullptr ? num_inputs() : 0;
-    edgesdk_model_close(std::exchange(handle_, nullptr));
-    for (std::int32_t i = 0; i < count; ++i) {
-      ::operator delete (inputs_[i], std::align_val_t{kAlignment});
-    }
-    delete[] std::exchange(inputs_, nullptr);
-  }
+  void close() noexcept { edgesdk_model_close(std::exchange(handle_, nullptr)); }
 
   void take(Model& other) noexcept {
     handle_ = std::exchange(other.handle_, nullptr);
-    inputs_ = std::exchange(other.inputs_, nullptr);
     status_ = std::exchange(other.status_, EDGESDK_OK);
     for (std::size_t i = 0; i < sizeof(error_); ++i) error_[i] = other.error_[i];
     other.error_[0] = '\0';
   }
 
   edgesdk_model* handle_ = nullptr;
-  void** inputs_ = nullptr; /* one for each input: nullptr, or its memory */
   edgesdk_status status_ = EDGESDK_OK;
   char error_[512] = "";
 };

@@ -172,14 +172,14 @@ static class Program {
       Console.WriteLine(
           "input " + model.Inputs[1].Name + " " + string.Join("x", model.Inputs[0].Shape));
       try {
-        model.Run();
-      } catch (net.ModelException error) {
-        Console.WriteLine("early " + error.Status);
-      }
-      try {
         model.SetInput(0, new float[5]);
       } catch (ArgumentException error) {
         Console.WriteLine("size " + error.Message);
+      }
+      try {
+        model.Run();
+      } catch (net.ModelException error) {
+        Console.WriteLine("early " + error.Status);
       }
       model.SetInput(0, new float[] {1.5f, -2, 3, -4, 5.25f, -6});
       model.SetInput(1, new long[] {7, -(1L << 40)});
