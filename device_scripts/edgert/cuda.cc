@@ -37,6 +37,10 @@ struct Recording {
 // memory is not cached at all: good for blocks that are written once, bad for work of the CPU.
 constexpr int kFirstCoherentBoard = 72;
 
+// Code for older architectures has no way to wait; graphs of older drivers do not know of it.
+constexpr uint32_t kFirstToStartEarly = 90;
+constexpr int kGraphsStartEarly = 12030;  // CUDA 12.3
+
 // TVM's generated code loads vectors of up to 16 bytes.
 constexpr uintptr_t kPointerAlignment = 16;
 
@@ -74,6 +78,7 @@ struct edgert_device {
   const edgert::Segment* profiled;  // its events are in the queue
   char no_graphs[160];              // why commands are not recorded; "": they are
   bool waits_each_time;             // EDGESDK_CUDA_SYNC
+  bool can_start_early;             // kernels, see kEdgertStartsEarly
   bool lost;                        // an error after which the context does nothing more
   bool lost_is_told;                // `error` says so
   char error[edgert::kErrorBytes];
@@ -247,6 +252,10 @@ void ChooseReplay(edgert_device* device) {
     reason = "this driver has no CUDA graphs: it is older than CUDA 10.1";
   }
   snprintf(device->no_graphs, sizeof(device->no_graphs), "%s", reason);
+  const Program& program = *device->program;
+  device->can_start_early = driver.LaunchKernelEx != nullptr && program.image != nullptr &&
+                            program.image->architecture >= kFirstToStartEarly &&
+                            program.driver_version >= kGraphsStartEarly;
 }
 
 edgesdk_status OpenMemory(edgert_device* device) {
@@ -420,7 +429,26 @@ const char* NameOf(const edgert_device* device, const Command& command) {
                                                   : "the copy on the GPU";
 }
 
-Result PutCommand(edgert_device* device, Stream stream, const Command& command) {
+// Starts a kernel that waits by itself for the one in front of it (PTX ISA, "griddepcontrol"),
+// whose last blocks then hide the start of this one.
+Result LaunchEarly(Function function, const edgert_launch& launch, Stream stream,
+                   void** parameters) {
+  LaunchAttribute attribute;
+  memset(&attribute, 0, sizeof(attribute));
+  attribute.id = kLaunchAttributeProgrammaticStreamSerialization;
+  attribute.value.programmatic_stream_serialization_allowed = 1;
+  LaunchConfig config{{launch.grid[0], launch.grid[1], launch.grid[2]},
+                      {launch.block[0], launch.block[1], launch.block[2]},
+                      launch.shared_bytes,
+                      stream,
+                      &attribute,
+                      1};
+  return TheDriver().LaunchKernelEx(&config, function, parameters, nullptr);
+}
+
+// `previous` is the command in front, or nullptr.
+Result PutCommand(edgert_device* device, Stream stream, const Command& command,
+                  const Command* previous) {
   const Driver& driver = TheDriver();
   size_t bytes = static_cast<size_t>(command.bytes);
   auto at = [device](const DevicePlace& place) {
@@ -437,10 +465,15 @@ Result PutCommand(edgert_device* device, Stream stream, const Command& command) 
       break;
   }
   const edgert_launch& launch = *device->plan.steps[command.step].launch;
-  return driver.LaunchKernel(device->program->functions[command.step], launch.grid[0],
-                             launch.grid[1], launch.grid[2], launch.block[0], launch.block[1],
-                             launch.block[2], launch.shared_bytes, stream,
-                             device->parameters + device->first_parameter[command.step], nullptr);
+  Function function = device->program->functions[command.step];
+  void** parameters = device->parameters + device->first_parameter[command.step];
+  bool follows_launch = previous != nullptr && previous->kind == CommandKind::kLaunch;
+  if ((launch.flags & kEdgertStartsEarly) != 0 && follows_launch && device->can_start_early) {
+    return LaunchEarly(function, launch, stream, parameters);
+  }
+  return driver.LaunchKernel(function, launch.grid[0], launch.grid[1], launch.grid[2],
+                             launch.block[0], launch.block[1], launch.block[2], launch.shared_bytes,
+                             stream, parameters, nullptr);
 }
 
 Result RecordEvent(Event event, Stream stream, bool capturing) {
@@ -457,7 +490,9 @@ Result PutCommands(edgert_device* device, Stream stream, const Segment& segment,
     const Command& command = segment.commands[i];
     *failed = NameOf(device, command);
     Result result = profile ? RecordEvent(device->events[i], stream, capturing) : kSuccess;
-    if (result == kSuccess) result = PutCommand(device, stream, command);
+    // Events between kernels would not let one start early, and would measure two at once.
+    const Command* previous = i > 0 && !profile ? &segment.commands[i - 1] : nullptr;
+    if (result == kSuccess) result = PutCommand(device, stream, command, previous);
     if (result == kSuccess && device->waits_each_time) {
       result = TheDriver().StreamSynchronize(stream);
     }

@@ -63,6 +63,27 @@ constexpr unsigned kMemHostAllocDeviceMap = 2;  // CU_MEMHOSTALLOC_DEVICEMAP
 constexpr int kCaptureThreadLocal = 1;          // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 constexpr unsigned kEventRecordExternal = 1;    // CU_EVENT_RECORD_EXTERNAL
 
+constexpr int kLaunchAttributeProgrammaticStreamSerialization = 6;
+
+// CUlaunchAttribute and CUlaunchConfig
+struct LaunchAttribute {
+  int id;
+  int padding;
+  union {
+    int programmatic_stream_serialization_allowed;
+    char room[64];
+  } value;
+};
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+static_assert(sizeof(LaunchAttribute) == 72, "as in the driver's ABI");
+
 // EDGERT_CUDA_FUNCTIONS(NEEDED, OPTIONAL): each is (member, name in the library, parameters).
 // OPTIONAL ones came with later drivers; the member is nullptr where they lack.
 #define EDGERT_CUDA_FUNCTIONS(NEEDED, OPTIONAL)                                                   \
@@ -105,6 +126,7 @@ constexpr unsigned kEventRecordExternal = 1;    // CU_EVENT_RECORD_EXTERNAL
   NEEDED(LaunchKernel, "cuLaunchKernel",                                                          \
          (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
           void**, void**))                                                                        \
+  OPTIONAL(LaunchKernelEx, "cuLaunchKernelEx", (const LaunchConfig*, Function, void**, void**))   \
   OPTIONAL(FuncLoad, "cuFuncLoad", (Function))                                                    \
   OPTIONAL(EventRecordWithFlags, "cuEventRecordWithFlags", (Event, Stream, unsigned))             \
   OPTIONAL(StreamBeginCapture, "cuStreamBeginCapture_v2", (Stream, int))                          \

@@ -40,12 +40,19 @@ struct edgert_tensor {
   const int64_t* shape;
 };
 
+enum edgert_launch_flag : uint32_t {
+  // The function may be started before the launch in front of it is complete, because it waits for
+  // that itself before it touches memory (CUDA, from sm_90 on: griddepcontrol.wait).
+  kEdgertStartsEarly = 1
+};
+
 // A kernel of the accelerator. All sizes are fixed; its arguments are the addresses of tensors.
 struct edgert_launch {
   const char* function;  // its name in the device code
   uint32_t grid[3];
   uint32_t block[3];      // threads of a block; OpenCL's local size
   uint32_t shared_bytes;  // dynamic shared memory of a block
+  uint32_t flags;         // edgert_launch_flag
 };
 
 enum edgert_image_format : uint32_t {

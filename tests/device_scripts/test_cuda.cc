@@ -739,6 +739,44 @@ TEST(launches_are_checked_against_the_gpu) {
       "shape needs 232449 bytes of shared memory; this GPU (Paper GPU) has 232448 per block");
 }
 
+// The stand-in cannot show what it gains; it shows which launches are asked to.
+TEST(kernels_that_wait_by_themselves_start_early) {
+  World world;
+  edgert_launch add = kAdd;
+  edgert_launch twice = kTwice;
+  add.flags = kEdgertStartsEarly;
+  twice.flags = kEdgertStartsEarly;
+  std::unique_ptr<TestPlan> test = Simple();
+  test->steps[0].launch = &add;
+  test->steps[1].launch = &twice;
+  for (const char* graph : {"1", "0"}) {
+    setenv("EDGESDK_CUDA_GRAPH", graph, 1);
+    int before = fake_cuda_calls("cuLaunchKernelEx");
+    Open model(*test);
+    CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+    // The first follows a copy.
+    CHECK_EQ(fake_cuda_calls("cuLaunchKernelEx") - before, kHasGraphs ? 1 : 0);
+    model->SetProfiling(true);
+    CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+    CHECK_EQ(fake_cuda_calls("cuLaunchKernelEx") - before, kHasGraphs ? 1 : 0);
+  }
+  unsetenv("EDGESDK_CUDA_GRAPH");
+  int after = fake_cuda_calls("cuLaunchKernelEx");
+  {
+    fake_cuda_settings()->driver_version = 12020;  // graphs of CUDA 12.2 do not know of it
+    Open model(*test);
+    CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+    CHECK_EQ(fake_cuda_calls("cuLaunchKernelEx"), after);
+    fake_cuda_settings()->driver_version = 12040;
+  }
+  // Code of an older architecture has no instruction to wait with.
+  test->images = {Image(Ptx(80, "7.0"), kEdgertPtx, 80)};
+  test->Finish();
+  Open model(*test);
+  CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+  CHECK_EQ(fake_cuda_calls("cuLaunchKernelEx"), after);
+}
+
 TEST(two_launches_of_one_function_with_different_shared_memory) {
   World world;
   const edgert_launch much = {"shape", {1, 1, 1}, {1, 1, 1}, 200 * 1024};

@@ -691,6 +691,22 @@ EXPORT Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y
 
 // Of later drivers ----------------------------------------------------------------------------
 
+EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** parameters,
+                               void** extra) {
+  {
+    BEGIN("cuLaunchKernelEx", true, false);
+    if (config->num_attributes != 1 ||
+        config->attributes[0].id != kLaunchAttributeProgrammaticStreamSerialization ||
+        config->attributes[0].value.programmatic_stream_serialization_allowed != 1) {
+      return Fault(call.name, "an attribute that the stand-in does not know", kInvalidValue);
+    }
+    if (world.settings.capability < 90) return kInvalidValue;
+  }
+  return cuLaunchKernel(function, config->grid[0], config->grid[1], config->grid[2],
+                        config->block[0], config->block[1], config->block[2], config->shared_bytes,
+                        config->stream, parameters, extra);
+}
+
 EXPORT Result cuFuncLoad(Function function) {
   BEGIN("cuFuncLoad", true, true);
   return world.functions.count(function) > 0 ? kSuccess : kInvalidHandle;
