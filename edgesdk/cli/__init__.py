@@ -18,7 +18,7 @@ import typer.core
 
 import edgesdk
 from edgesdk import console
-from edgesdk.cli import build, deploy, devices, records, tune
+from edgesdk.cli import build, deploy, devices, quantize, records, tune
 from edgesdk.errors import EdgeSdkError, UnsupportedModelError, UsageError, VerificationError
 
 PROGRAM = "edgesdk"
@@ -42,6 +42,7 @@ _ORDER = (
     "devices",
     "doctor",
     "inspect",
+    "quantize",
     "compile",
     "tune",
     "push",
@@ -98,6 +99,7 @@ def root(
 
 
 build.register(app)
+quantize.register(app)
 devices.register(app)
 deploy.register(app)
 records.register(app)

@@ -19,6 +19,7 @@ COMMANDS = (
     "devices check",
     "doctor",
     "inspect",
+    "quantize",
     "compile",
     "tune",
     "push",
