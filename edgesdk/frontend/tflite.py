@@ -12,6 +12,7 @@ quantises its result: in ONNX's words, DequantizeLinear and QuantizeLinear aroun
 from __future__ import annotations
 
 import functools
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,8 +54,12 @@ def convert_tflite(content: bytes, name: str) -> Conversion:
         for operator in model.subgraphs[0].operators or ():
             convert_operator(writer.operator(operator))
         return writer.finish(name)
-    except (IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
+    except (RefusedOperatorError, *_MALFORMED) as error:
         raise damaged(name, error) from error
+
+
+# What Python raises where a file breaks the schema or contradicts itself.
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, struct.error)
 
 
 def parse_tflite(content: bytes, name: str) -> Any:
@@ -62,14 +67,11 @@ def parse_tflite(content: bytes, name: str) -> Any:
 
     Raises ToolMissingError without the extra `tflite`, ModelError for a damaged file.
     """
+    objects = schema().ModelT
     try:
-        return schema().ModelT.InitFromPackedBuf(content, 0)
-    except (ValueError, TypeError, IndexError, OverflowError, AttributeError) as error:
+        return objects.InitFromPackedBuf(content, 0)
+    except _MALFORMED as error:
         raise damaged(name, error) from error
-    except Exception as error:
-        if type(error).__module__ == "struct":
-            raise damaged(name, error) from error
-        raise
 
 
 def schema() -> ModuleType:
@@ -183,7 +185,6 @@ class Writer:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, Array] = {}
         self.counts: Counter[str] = Counter()
-        self.notes: Counter[str] = Counter()
         self.taken: set[str] = set()
         self.label = ""
         self.tensors = [self._tensor(t) for t in self.graph.tensors]
@@ -355,8 +356,9 @@ class Writer:
             ir_version=10,
             producer_name=text(self.model.description),
         )
-        lines = tuple(f"{line} x{n}" if n > 1 else line for line, n in sorted(self.notes.items()))
-        return Conversion(proto, self.weights, dict(self.counts.most_common()), lines)
+        more = len(self.model.subgraphs) - 1
+        notes = (f"{name}: {more} more graphs in the file are not used",) if more else ()
+        return Conversion(proto, self.weights, dict(self.counts.most_common()), notes)
 
     def _dims(self, index: int) -> list[int | str]:
         """An input's sizes; those that the file leaves open have no name."""

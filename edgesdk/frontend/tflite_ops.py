@@ -295,24 +295,17 @@ def _elementwise(kind: str, **attrs: Any) -> Conversion:
     return convert
 
 
-for _kinds, _name in (
-    ("ADD", "Add"), ("ADD_N", "Sum"), ("SUB", "Sub"), ("MUL", "Mul"), ("MAXIMUM", "Max"),
-    ("MINIMUM", "Min"),
-    ("POW", "Pow"), ("PRELU", "PRelu"), ("EQUAL", "Equal"), ("LESS", "Less"),
-    ("LESS_EQUAL", "LessOrEqual"), ("GREATER", "Greater"), ("GREATER_EQUAL", "GreaterOrEqual"),
-    ("LOGICAL_AND", "And"), ("LOGICAL_OR", "Or"), ("LOGICAL_NOT", "Not"), ("ABS", "Abs"),
-    ("NEG", "Neg"), ("SQRT", "Sqrt"), ("EXP", "Exp"), ("LOG", "Log"), ("SIN", "Sin"),
-    ("COS", "Cos"), ("FLOOR", "Floor"), ("CEIL", "Ceil"), ("ROUND", "Round"), ("SIGN", "Sign"),
-    ("RELU", "Relu"), ("ELU", "Elu"), ("TANH", "Tanh"), ("LOGISTIC", "Sigmoid"),
-    ("HARD_SWISH", "HardSwish"), ("QUANTIZE DEQUANTIZE", "Identity"),
+for _kind, _name in (
+    ("ADD", "Add"), ("ADD_N", "Sum"), ("SUB", "Sub"), ("MUL", "Mul"), ("DIV", "Div"),
+    ("MAXIMUM", "Max"), ("MINIMUM", "Min"), ("POW", "Pow"), ("PRELU", "PRelu"), ("EQUAL", "Equal"),
+    ("LESS", "Less"), ("LESS_EQUAL", "LessOrEqual"), ("GREATER", "Greater"),
+    ("GREATER_EQUAL", "GreaterOrEqual"), ("LOGICAL_AND", "And"), ("LOGICAL_OR", "Or"),
+    ("LOGICAL_NOT", "Not"), ("ABS", "Abs"), ("NEG", "Neg"), ("SQRT", "Sqrt"), ("EXP", "Exp"),
+    ("LOG", "Log"), ("SIN", "Sin"), ("COS", "Cos"), ("FLOOR", "Floor"), ("CEIL", "Ceil"),
+    ("ROUND", "Round"), ("SIGN", "Sign"), ("RELU", "Relu"), ("ELU", "Elu"), ("TANH", "Tanh"),
+    ("LOGISTIC", "Sigmoid"), ("HARD_SWISH", "HardSwish"), ("QUANTIZE", "Identity"),
 ):  # fmt: skip
-    for _kind in _kinds.split():
-        CONVERSIONS[_kind] = _elementwise(_name)
-
-
-@converts("DIV")
-def _divide(op: Operator) -> None:
-    _elementwise("Div")(op)
+    CONVERSIONS[_kind] = _elementwise(_name)
 
 
 @converts("LEAKY_RELU")
@@ -840,10 +833,7 @@ def _batch_to_space(op: Operator) -> None:
 @converts("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
 def _resize(op: Operator) -> None:
     w, o = op.w, op.options
-    attrs: dict[str, Any] = {
-        "coordinate_transformation_mode": "asymmetric",
-        "nearest_mode": "floor",
-    }
+    attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     if o.halfPixelCenters:  # nearest takes floor((i + 0.5) * scale), a half up
         attrs = {
             "coordinate_transformation_mode": "half_pixel",
@@ -854,15 +844,11 @@ def _resize(op: Operator) -> None:
             "coordinate_transformation_mode": "align_corners",
             "nearest_mode": "round_prefer_ceil",
         }
-    x, sizes = op[0], _wide(op, 1)
-    if not x.open:
-        # All four sizes: ONNX Runtime 1.32 loses `sizes` of two axes beside a Transpose.
-        batch = w.integers([x.shape[0], x.shape[3]])
-        sizes = w.node("Concat", batch, sizes, axis=0)
-    else:
-        attrs["axes"] = [2, 3]
+    x = w.real(op[0], nchw=True)
+    # All four sizes: ONNX Runtime 1.32 loses those of two axes beside a Transpose.
+    sizes = w.node("Concat", w.node("Shape", x, start=0, end=2), _wide(op, 1), axis=0)
     mode = "linear" if op.kind == "RESIZE_BILINEAR" else "nearest"
-    value = w.node("Resize", w.real(x, nchw=True), "", "", sizes, mode=mode, **attrs)
+    value = w.node("Resize", x, "", "", sizes, mode=mode, **attrs)
     w.put(op.out, value, nchw=True)
 
 

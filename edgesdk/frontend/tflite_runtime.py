@@ -2,8 +2,8 @@
 
 TFLite's integer kernels round each in a way of its own: its own kernels and XNNPACK's differ from
 each other, by one step of the quantisation or, behind a Softmax, some. So the results of a
-quantised network are compared, exactly, with what ONNX Runtime computes from its form in ONNX,
-where rounding is defined; and ONNX Runtime's results must be TFLite's, within few steps.
+quantised network are compared with what ONNX Runtime computes from its form in ONNX, where rounding
+is defined; and ONNX Runtime's results must be TFLite's, within few steps.
 """
 
 from __future__ import annotations

@@ -176,8 +176,8 @@ MODELS = (
     RealModel(
         "faces", _BLAZEFACE, "package/ONNX/face_detection_front_128x128_barracuda.onnx", {}, "npm"
     ),
-    # TFLite: sparse weights, PRelu, and segmentation with a custom operator.
-    *(m for m in TFLITE_MODELS if m.name.endswith(("sparse", "landmarks", "selfie"))),
+    # TFLite: face detection with sparse weights, and segmentation with a custom operator.
+    *(m for m in TFLITE_MODELS if m.name in ("tflite-faces-sparse", "tflite-selfie")),
 )
 
 # An operator of another maker that has no meaning here.
