@@ -1,7 +1,7 @@
 """examples/cuda_cpp, built by its README's commands.
 
-Here there is no GPU: the network is this CPU's, which the same program runs, and what needs a GPU is
-refused in words.
+Here there is no GPU: the network is this CPU's, which the same program runs, and what needs a GPU
+is refused in words.
 """
 
 from __future__ import annotations
