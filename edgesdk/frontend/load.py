@@ -7,6 +7,7 @@ held them is let go, so that a model is in memory once.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,41 @@ def _parse(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is not an ONNX file", hint=hint)
     if not proto.graph.output:
         raise ModelError(f"{path} has no graph with outputs; it may be truncated", hint=hint)
+    # Protobuf hands out text that is not UTF-8 as bytes.
+    damaged = next((text for text in _texts(proto) if not isinstance(text, str)), None)
+    if damaged is not None:
+        raise ModelError(f"{path} is damaged: {damaged!r} is no name", hint=hint)
     return proto
+
+
+def _texts(proto: onnx.ModelProto) -> Iterator[str | bytes]:
+    """The names in a model, those of operators and dimensions included."""
+    yield from (proto.producer_name, proto.producer_version)
+    for opset in proto.opset_import:
+        yield opset.domain
+    yield from _graph_texts(proto.graph)
+    for function in proto.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+        yield from _node_texts(function.node)
+
+
+def _graph_texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    for info in (*graph.input, *graph.output):
+        yield info.name
+        for dim in info.type.tensor_type.shape.dim:
+            yield dim.dim_param
+    for tensor in graph.initializer:
+        yield tensor.name
+    yield from _node_texts(graph.node)
+
+
+def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[str | bytes]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+            for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                yield from _graph_texts(graph)
 
 
 def _check_opset(proto: onnx.ModelProto, path: Path) -> int:

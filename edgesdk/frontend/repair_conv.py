@@ -169,7 +169,7 @@ def _pool_window(op: Op) -> tuple[list[int], ...]:
             steps = -(-span // strides[i])
             if steps * strides[i] >= size + before[i]:  # it would start in the padding
                 steps -= 1
-        if span < 0 or steps < 0:
+        if steps < 0:
             raise refuse(f"its window is larger than the padded input {list(x.shape)}")
         reached.append(max(after[i], steps * strides[i] + reach - size - before[i]))
     return kernel, strides, dilations, before, reached, after

@@ -32,27 +32,34 @@ class KernelFacts:
 
 
 def kernel_facts(function: Any) -> KernelFacts:
-    """Returns the facts of a PrimFunc whose blocks are all children of its root block."""
+    """Returns the facts of a PrimFunc whose blocks are all children of its root block.
+
+    One without such blocks has no axes, and an iteration for each element of its arguments.
+    """
     import tvm
     import tvm_ffi
-    from tvm.s_tir import Schedule
+    from tvm.s_tir import Schedule, ScheduleError
 
     sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
-    blocks = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
+    arguments = tuple(tuple(int(d) for d in p.ty.shape) for p in function.params)
+    size_bytes = sum(
+        math.prod(shape) * tvm_ffi.dtype(str(p.ty.dtype)).itemsize
+        for shape, p in zip(arguments, function.params, strict=True)
+    )
+    try:
+        blocks = [sch.get(b) for b in sch.get_child_blocks(sch.get_sblock("root"))]
+    except ScheduleError:  # loops written by hand in one opaque block, as a scatter's
+        return KernelFacts((), (), 0, sum(map(math.prod, arguments)), arguments, size_bytes)
     sizes = [math.prod(int(v.dom.extent) for v in b.iter_vars) for b in blocks]
     marked = [b for b in blocks if "edgesdk.template" in b.annotations]
     main = marked[0] if marked else blocks[sizes.index(max(sizes))]
-    arguments = tuple(tuple(int(d) for d in p.ty.shape) for p in function.params)
     return KernelFacts(
         spatial=tuple(int(v.dom.extent) for v in main.iter_vars if int(v.iter_type) != REDUCE),
         reduce=tuple(int(v.dom.extent) for v in main.iter_vars if int(v.iter_type) == REDUCE),
         row=int(main.annotations.get("edgesdk.row", 0)),
         iterations=sum(sizes),
         arguments=arguments,
-        size_bytes=sum(
-            math.prod(shape) * tvm_ffi.dtype(str(p.ty.dtype)).itemsize
-            for shape, p in zip(arguments, function.params, strict=True)
-        ),
+        size_bytes=size_bytes,
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from edgesdk.errors import ModelError, UnsupportedModelError, UsageError
 from edgesdk.frontend.load import load_onnx
@@ -111,3 +111,17 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(48))
     with pytest.raises(ModelError, match="outside the model's folder"):
         load_onnx(external(inner, "../w.bin"))
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"], name="hereitis")],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (2,))],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (2,))],
+    )
+    content = helper.make_model(graph).SerializeToString()
+    path.write_bytes(content.replace(b"hereitis", b"here\xff\xfeis"))
+    with pytest.raises(ModelError, match=r"m\.onnx is damaged: b'here.*' is no name"):
+        load_onnx(path)
