@@ -20,6 +20,7 @@ from edgesdk.cli.options import (
     project_of,
 )
 from edgesdk.errors import UsageError
+from edgesdk.numerics import QUANTISED_TOLERANCE
 
 if TYPE_CHECKING:
     from edgesdk.bundle import Bundle
@@ -322,7 +323,8 @@ def _warn(bundle: Bundle) -> None:
         console.warn(f"{manifest.target}: {manifest.verification.detail}")
     for reason, count in manifest.build.get("records_skipped", {}).items():
         console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
-    if manifest.verification.tolerance > _LOOSE_TOLERANCE:
+    # A quantised network's tolerance says nothing about this one.
+    if _LOOSE_TOLERANCE < manifest.verification.tolerance < QUANTISED_TOLERANCE:
         console.warn(
             f"{manifest.target}: the reference differs from itself when it computes in another"
             f" order, so results were compared within {manifest.verification.tolerance:.2g} only"

@@ -430,9 +430,11 @@ class Rewriter:
         return LayoutTensor(shape, dtype, blocked=result)
 
     def _mean(self, call: Any) -> LayoutTensor | None:
+        return self._mean_of(self._get(call.args[0]), call)
+
+    def _mean_of(self, data: LayoutTensor, call: Any) -> LayoutTensor | None:
         from tvm import relax
 
-        data = self._get(call.args[0])
         shape, dtype = type_of(call)
         if data.blocked is None or call.attrs.axis is None:
             return None

@@ -149,6 +149,14 @@ class IntegerRewriter(Rewriter):
             product = self.bb.emit(relax.op.subtract(product, moved))
         return product
 
+    def _mean(self, call: Any) -> LayoutTensor | None:
+        """A mean of integers that were made floats sums them as integers."""
+        wide = self._bound(call.args[0], "relax.astype")
+        data = self._get(wide.args[0]) if wide is not None else None
+        if isinstance(data, LayoutTensor) and data.dtype in ("int8", "uint8"):
+            return self._mean_of(data, call)
+        return super()._mean(call)
+
     def _integers(self, expr: Any, weight: np.ndarray) -> _Integers | None:
         """What `expr` of the old graph widens to int32, if that can be multiplied as it is:
         astype(data), or that minus a zero point, reshaped or not."""

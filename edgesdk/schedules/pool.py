@@ -87,22 +87,28 @@ def pool2d_nchwc(
 
 
 def global_mean_nchwc(data: Any) -> Any:
-    """The mean over all pixels: [N, C/b, P, b] -> [N, C/b, 1, b]."""
+    """The mean over all pixels: [N, C/b, P, b] -> [N, C/b, 1, b]; of 8-bit integers as float32."""
     from tvm import te, tirx
 
     n, c, pixels, block = (int(d) for d in data.shape)
+    integers = data.dtype in ("int8", "uint8")
     rp = te.reduce_axis((0, pixels), "p")
+
+    def term(*index: Any) -> Any:
+        return data[index].astype("int32") if integers else data[index]
+
     total = te.compute(
         (n, c, 1, block),
-        lambda i, o, p, b: te.sum(data[i, o, rp, b], axis=rp),
+        lambda i, o, p, b: te.sum(term(i, o, rp, b), axis=rp),
         name="global_sum",
         attrs={"edgesdk.template": GLOBAL_MEAN, "edgesdk.row": 1},
     )
-    return te.compute(
-        (n, c, 1, block),
-        lambda i, o, p, b: total[i, o, p, b] / tirx.const(pixels, data.dtype),
-        name="global_mean",
-    )
+
+    def mean(*index: Any) -> Any:
+        value = total[index].astype("float32") if integers else total[index]
+        return value / tirx.const(pixels, "float32" if integers else data.dtype)
+
+    return te.compute((n, c, 1, block), mean, name="global_mean")
 
 
 def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
