@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "../launcher/npy.h"
+#include "edgesdk_model.h"
 #include "kernel_error.h"
 #include "platform.h"
 #include "thread_pool.h"
@@ -90,6 +91,8 @@ Comparison Compare(const Argument& argument, const void* data, double tolerance)
   double relative = largest > 0 ? difference / largest : difference;
   return {IsFloat(argument.dtype) && relative <= tolerance, relative};
 }
+
+using GetApi = const edgesdk_api* (*)(uint32_t);
 
 class Candidate {
  public:
@@ -200,6 +203,8 @@ class Candidate {
     if (library == nullptr) Fail(Failure::kLoad, "%s", DlError());
     unlink(path_);
     if (library == nullptr) return false;
+    void* open = dlsym(library, "edgesdk_get_api");
+    if (open != nullptr) return OpenModel(library, reinterpret_cast<GetApi>(open));
     void* kernel = dlsym(library, request_.symbol);
     if (kernel == nullptr) {
       char symbol[kMaxSymbol + 16];
@@ -216,6 +221,47 @@ class Candidate {
          reinterpret_cast<void*>(__TVMBackendAllocWorkspace));
     Fill(library, "__TVMBackendFreeWorkspace", reinterpret_cast<void*>(__TVMBackendFreeWorkspace));
     return true;
+  }
+
+  // A candidate for an accelerator is a whole model, of which one run makes several calls.
+  bool OpenModel(void* library, GetApi get_api) {
+    api_ = get_api(EDGESDK_ABI_VERSION);
+    void* calls = dlsym(library, "edgesdk_candidate_calls");
+    if (api_ == nullptr || calls == nullptr) {
+      return Fail(Failure::kLoad, "the candidate is of another version than the agent");
+    }
+    calls_per_run_ = *static_cast<const uint32_t*>(calls);
+    edgesdk_options options = {};
+    options.struct_size = sizeof(options);
+    options.error_buffer = outcome_->error;
+    options.error_buffer_size = sizeof(outcome_->error);
+    edgesdk_status status = api_->open(EDGESDK_ABI_VERSION, &options, &model_);
+    if (status != EDGESDK_OK) {
+      outcome_->failure = status == EDGESDK_ERROR_OUT_OF_MEMORY ? Failure::kMemory : Failure::kLoad;
+      return false;
+    }
+    int32_t inputs = 0;
+    int32_t outputs = 0;
+    for (uint32_t i = 0; i < request_.num_arguments && status == EDGESDK_OK; ++i) {
+      const Argument& argument = request_.arguments[i];
+      size_t size = static_cast<size_t>(argument.blob->total);
+      status = argument.is_output ? api_->set_output(model_, outputs++, tensors_[i].data, size)
+                                  : api_->set_input(model_, inputs++, tensors_[i].data, size);
+    }
+    return status == EDGESDK_OK || Fail(Failure::kLoad, "%s", api_->last_error(model_));
+  }
+
+  // What moves between host and device is no part of the call.
+  bool KeepOnDevice() {
+    if (model_ == nullptr) return true;
+    edgesdk_status status = EDGESDK_OK;
+    for (int32_t i = 0; i < api_->num_inputs(model_) && status == EDGESDK_OK; ++i) {
+      status = api_->set_input_device(model_, i, nullptr, 0);
+    }
+    for (int32_t i = 0; i < api_->num_outputs(model_) && status == EDGESDK_OK; ++i) {
+      status = api_->set_output_device(model_, i, nullptr, 0);
+    }
+    return status == EDGESDK_OK || Raised();
   }
 
   static const char* DlError() {
@@ -240,13 +286,15 @@ class Candidate {
   }
 
   bool Call() {
+    if (model_ != nullptr) return api_->run(model_) == EDGESDK_OK;
     TVMFFIAny result;
     memset(&result, 0, sizeof(result));
     return kernel_(nullptr, arguments_, static_cast<int32_t>(request_.num_arguments), &result) == 0;
   }
 
   bool Raised() {
-    const char* message = edgert::KernelError::Message();
+    const char* message =
+        model_ != nullptr ? api_->last_error(model_) : edgert::KernelError::Message();
     // What edgert says when AllocWorkspace fails.
     bool memory = strncmp(message, "out of memory", 13) == 0;
     return Fail(memory ? Failure::kMemory : Failure::kKernel, "%s",
@@ -285,6 +333,7 @@ class Candidate {
 
   void Time() {
     Enter(Stage::kTiming);
+    if (!KeepOnDevice()) return;
     for (uint32_t i = 0; i < request_.warmup; ++i) {
       if (!Call()) {
         Raised();
@@ -311,7 +360,7 @@ class Candidate {
              static_cast<unsigned>(number));
         return;
       }
-      outcome_->samples_s[i] = sample.calls_s / number;
+      outcome_->samples_s[i] = sample.calls_s / number / calls_per_run_;
       outcome_->num_samples = i + 1;
     }
     outcome_->after = ReadDeviceState(sysfs_);
@@ -355,6 +404,9 @@ class Candidate {
   Outcome* outcome_;
   unsigned char* flush_ = nullptr;
   TVMFFISafeCallType kernel_ = nullptr;
+  const edgesdk_api* api_ = nullptr;
+  edgesdk_model* model_ = nullptr;
+  uint32_t calls_per_run_ = 1;
   DLTensor tensors_[kMaxArguments] = {};
   TVMFFIAny arguments_[kMaxArguments] = {};
 };

@@ -1,8 +1,9 @@
 """CUDA C++ to machine code, ahead of time: a machine without a GPU does it, the device never.
 
-The compiler is NVIDIA's run-time compilation library out of its PyPI packages (CUDA 13 for today's
-architectures, CUDA 12 for Jetson Nano, TX2 and Xavier, which CUDA 13 has dropped), or the nvcc that
-the user has installed.
+The compiler is NVIDIA's run-time compilation library out of its PyPI packages, or the nvcc that the
+user has installed. Several may be there, and which one is taken matters: CUDA 13 has dropped the
+architectures of Jetson Nano, TX2 and Xavier, and the files that it makes have another format (ABI
+version 8 in the ELF header, 7 before), which drivers of CUDA 12 need not know.
 """
 
 from __future__ import annotations
@@ -33,12 +34,10 @@ _TOOL_LIMIT_S = 60.0
 _NVRTC_WHEELS = (
     ("nvidia.cu13", "lib/libnvrtc.so.13"),
     ("nvidia.cuda_nvrtc", "lib/libnvrtc.so.12"),
+    ("nvidia.cuda_nvrtc", "lib/libnvrtc.so.11.2"),
 )
-INSTALL_HINT = (
-    "pip install 'edgesdk[cuda]' (or install the CUDA toolkit, whose nvcc serves as well)"
-)
-INSTALL_HINT_OLD = "pip install 'edgesdk[cuda-legacy]' (or install a CUDA 12 toolkit)"
-_OLDEST_OF_CUDA_13 = 75
+# Extras of edgesdk, and the oldest release of CUDA in each.
+_EXTRAS = (("cuda", 12), ("cuda-legacy", 11))
 
 # The source uses no header: run-time compilation has none, and needs none for these.
 _PRELUDE = """\
@@ -62,6 +61,9 @@ typedef unsigned long long uint64_t;
 """
 
 
+_Format = Literal["cubin", "ptx"]
+
+
 @dataclass(frozen=True)
 class KernelResources:
     """What a GPU function takes: registers of a thread, bytes of shared memory of a block, bytes
@@ -76,12 +78,19 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Image:
-    """Device code for one architecture (10 * major + minor); `resources` is empty for PTX."""
+    """Device code for one architecture (10 * major + minor); `resources` is empty for PTX.
 
-    format: Literal["cubin", "ptx"]
+    `driver` is the CUDA version from which on a driver takes it: machine code made by one release
+    runs with every driver of its major version, PTX needs a driver as new as the compiler (CUDA
+    Compatibility, "Minor Version Compatibility").
+    """
+
+    format: _Format
     architecture: int
     data: bytes
     resources: tuple[KernelResources, ...]
+    compiler: str
+    driver: str
 
 
 class _Compiler(Protocol):
@@ -89,28 +98,62 @@ class _Compiler(Protocol):
     def version(self) -> str: ...
 
     @property
+    def release(self) -> tuple[int, int]: ...
+
+    @property
     def architectures(self) -> frozenset[int]: ...
 
-    def compile(self, source: str, options: Sequence[str], format: str) -> tuple[bytes, str]: ...
+    def compile(
+        self, source: str, options: Sequence[str], format: _Format
+    ) -> tuple[bytes, str]: ...
 
 
-def compile_images(source: str, gpu: GpuInfo) -> tuple[Image, ...]:
+def compile_images(source: str, gpu: GpuInfo, *, keep: bool = True) -> tuple[Image, ...]:
     """Compiles CUDA C++ (TVM's) for every architecture of `gpu`, and to PTX if it names one.
 
-    Results are kept in the user's cache folder. Raises ToolMissingError if no installed compiler
-    knows an architecture, CompileError with its first error.
+    Unless `keep` is False, results are kept in the user's cache folder. Raises ToolMissingError if
+    no installed compiler knows an architecture, CompileError with its first error.
     """
-    body = source[_start_of_code(source) :]
-    wanted = [("cubin", a) for a in gpu.architectures]
+    body = _PRELUDE + source[_start_of_code(source) :]
+    compile_one = _kept if keep else _compiled
+    return tuple(
+        compile_one(body, format, architecture, _compiler_for(format, architecture, gpu))
+        for format, architecture in _wanted(gpu)
+    )
+
+
+def require_compiler(gpu: GpuInfo) -> tuple[str, ...]:
+    """Returns which compilers are used for `gpu`, by name.
+
+    Raises ToolMissingError unless every architecture of it can be compiled for.
+    """
+    found = (_compiler_for(format, architecture, gpu) for format, architecture in _wanted(gpu))
+    return tuple(dict.fromkeys(compiler.version for compiler in found))
+
+
+def too_new(gpu: GpuInfo) -> tuple[str, str | None] | None:
+    """Says if machine code for `gpu` is made by too new a compiler, and what installs an older one.
+
+    None if its driver is promised to take the code. Raises ToolMissingError if nothing compiles it.
+    """
+    for architecture in gpu.architectures:
+        compiler = _compiler_for("cubin", architecture, gpu)
+        if not _fits(compiler, gpu):
+            major = compiler.release[0]
+            older = next((extra for extra, oldest in _EXTRAS if oldest < major), None)
+            return (
+                f"{compiler.version} makes code for drivers of CUDA {major} and later, and some of"
+                f" these have {gpu.cuda}",
+                None if older is None else f"pip install 'edgesdk[{older}]'",
+            )
+    return None
+
+
+def _wanted(gpu: GpuInfo) -> list[tuple[_Format, int]]:
+    wanted: list[tuple[_Format, int]] = [("cubin", a) for a in gpu.architectures]
     if gpu.ptx is not None:
         wanted.append(("ptx", gpu.ptx))
-    return tuple(_compile(_PRELUDE + body, format, arch) for format, arch in wanted)
-
-
-def require_compiler(gpu: GpuInfo) -> None:
-    """Raises ToolMissingError unless every architecture of `gpu` can be compiled for."""
-    for architecture in (*gpu.architectures, *([gpu.ptx] if gpu.ptx is not None else [])):
-        _compiler_for(architecture)
+    return wanted
 
 
 # The last words of the header that TVM puts before its code, for fp16 and other types.
@@ -121,29 +164,41 @@ def _start_of_code(source: str) -> int:
     return source.index(_END_OF_HEADER) + len(_END_OF_HEADER)
 
 
-def _compile(source: str, format: str, architecture: int) -> Image:
-    compiler = _compiler_for(architecture)
-    kind = "sm" if format == "cubin" else "compute"
-    options = [f"-arch={kind}_{architecture}", "-std=c++17"]
-    if format == "cubin":
-        options.append("-Xptxas=-v")
-    key = hashlib.sha256(
-        json.dumps([source, format, options, compiler.version]).encode()
-    ).hexdigest()[:32]
+def _compiled(source: str, format: _Format, architecture: int, compiler: _Compiler) -> Image:
+    data, log = compiler.compile(source, _options(format, architecture), format)
+    resources = _read_resources(log) if format == "cubin" else ()
+    return Image(
+        format, architecture, data, tuple(resources), compiler.version, _driver(format, compiler)
+    )
+
+
+def _kept(source: str, format: _Format, architecture: int, compiler: _Compiler) -> Image:
+    """As `_compiled`, or what it gave before for the same source and compiler."""
+    named = [source, compiler.version, *_options(format, architecture)]
+    key = hashlib.sha256("\0".join(named).encode()).hexdigest()[:32]
     path = cache_folder() / "cuda" / f"{key}.{format}"
     report = path.with_suffix(".json")
-    if not (path.exists() and report.exists()):
-        data, log = compiler.compile(source, options, format)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        resources = _read_resources(log) if format == "cubin" else []
-        _write(report, json.dumps([asdict(r) for r in resources]).encode())
-        _write(path, data)
-    return Image(
-        "cubin" if format == "cubin" else "ptx",
-        architecture,
-        path.read_bytes(),
-        tuple(KernelResources(**r) for r in json.loads(report.read_text(encoding="utf-8"))),
-    )
+    if path.exists() and report.exists():
+        resources = json.loads(report.read_text(encoding="utf-8"))
+        known = tuple(KernelResources(**r) for r in resources)
+        data, driver = path.read_bytes(), _driver(format, compiler)
+        return Image(format, architecture, data, known, compiler.version, driver)
+    image = _compiled(source, format, architecture, compiler)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(report, json.dumps([asdict(r) for r in image.resources]).encode())
+    _write(path, image.data)
+    return image
+
+
+def _driver(format: _Format, compiler: _Compiler) -> str:
+    major, minor = compiler.release
+    return f"{major}.0" if format == "cubin" else f"{major}.{minor}"
+
+
+def _options(format: _Format, architecture: int) -> list[str]:
+    if format == "ptx":
+        return [f"-arch=compute_{architecture}", "-std=c++17"]
+    return [f"-arch=sm_{architecture}", "-std=c++17", "-Xptxas=-v"]
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -169,17 +224,32 @@ def _read_resources(log: str) -> list[KernelResources]:
     return found
 
 
-def _compiler_for(architecture: int) -> _Compiler:
+def _compiler_for(format: _Format, architecture: int, gpu: GpuInfo) -> _Compiler:
+    """The newest compiler whose machine code `gpu`'s driver takes, else the oldest there is.
+
+    For PTX the oldest: it needs a driver as new as its compiler.
+    """
     compilers = _compilers()
-    for compiler in compilers:
-        if architecture in compiler.architectures:
-            return compiler
-    old = architecture < _OLDEST_OF_CUDA_13
-    have = f" (installed: {', '.join(c.version for c in compilers)})" if compilers else ""
-    raise ToolMissingError(
-        f"no CUDA compiler for sm_{architecture} is installed{have}",
-        hint=INSTALL_HINT_OLD if old else INSTALL_HINT,
-    )
+    known = [c for c in compilers if architecture in c.architectures]
+    if not known:
+        have = f" (installed: {', '.join(c.version for c in compilers)})" if compilers else ""
+        raise ToolMissingError(
+            f"no CUDA compiler for sm_{architecture} is installed{have}",
+            hint="pip install 'edgesdk[cuda]' (or install a CUDA toolkit, whose nvcc serves, too)",
+        )
+    fitting = [c for c in known if _fits(c, gpu)]
+    if format == "cubin" and fitting:
+        return max(fitting, key=lambda c: c.release)
+    return min(known, key=lambda c: c.release)
+
+
+def _fits(compiler: _Compiler, gpu: GpuInfo) -> bool:
+    return gpu.cuda is None or compiler.release[0] <= _release(gpu.cuda)[0]
+
+
+def _release(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 @functools.cache
@@ -224,6 +294,7 @@ class _Nvrtc:
         self._library = ctypes.CDLL(str(library))
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.release = (major.value, minor.value)
         self.version = f"NVRTC {major.value}.{minor.value}"
         count = ctypes.c_int()
         self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
@@ -231,7 +302,7 @@ class _Nvrtc:
         self._library.nvrtcGetSupportedArchs(numbers)
         self.architectures = frozenset(numbers)
 
-    def compile(self, source: str, options: Sequence[str], format: str) -> tuple[bytes, str]:
+    def compile(self, source: str, options: Sequence[str], format: _Format) -> tuple[bytes, str]:
         library, program = self._library, ctypes.c_void_p()
         library.nvrtcCreateProgram(
             ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None
@@ -259,32 +330,41 @@ class _Nvcc:
         self._path = path
 
     @functools.cached_property
+    def release(self) -> tuple[int, int]:
+        match = re.search(r"release (\d+\.\d+)", self._ask("--version"))
+        if match is None:
+            raise ToolMissingError(
+                f"{self._path} does not say its release", hint=f"{self._path} --version"
+            )
+        return _release(match[1])
+
+    @property
     def version(self) -> str:
-        text = self._ask("--version")
-        match = re.search(r"release ([\d.]+)", text)
-        return f"nvcc {match[1] if match else '?'}"
+        major, minor = self.release
+        return f"nvcc {major}.{minor}"
 
     @functools.cached_property
     def architectures(self) -> frozenset[int]:
         listed = re.findall(r"sm_(\d+)\b", self._ask("--list-gpu-code"))
         return frozenset(int(number) for number in listed)
 
-    def compile(self, source: str, options: Sequence[str], format: str) -> tuple[bytes, str]:
+    def compile(self, source: str, options: Sequence[str], format: _Format) -> tuple[bytes, str]:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             (folder / "kernels.cu").write_text(source, encoding="utf-8")
             output = folder / f"kernels.{format}"
             argv = [str(self._path), *options, f"-{format}", "kernels.cu", "-o", str(output)]
             result = run_command(argv, timeout_s=_COMPILE_LIMIT_S, cwd=folder)
+            log = (result.stderr + result.stdout).decode(errors="replace")
             if not result.ok:
-                raise _failure(result.stderr or result.stdout)
+                raise _failure(log)
             data = output.read_bytes()
             # As the library gives it: text that ends with a zero byte.
-            return data + b"\0" if format == "ptx" else data, result.stderr + result.stdout
+            return data + b"\0" if format == "ptx" else data, log
 
     def _ask(self, option: str) -> str:
         result = run_command([str(self._path), option], timeout_s=_TOOL_LIMIT_S)
-        return result.stdout
+        return result.stdout.decode(errors="replace")
 
 
 def _failure(log: str) -> CompileError:

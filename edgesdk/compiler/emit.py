@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgesdk.compiler.cuda import Image
 from edgesdk.compiler.device_code import Launch
-from edgesdk.compiler.plan import ALIGNMENT, Plan, PlanTensor, size_of
+from edgesdk.compiler.plan import Plan, PlanTensor, align, size_of
 
 # edgesdk_dtype in edgesdk_model.h
 _DTYPES = {
@@ -83,7 +83,7 @@ def _image_offsets(plan: Plan, device: DeviceImages) -> list[int]:
     offsets = []
     end = max(plan.weights_bytes, 64)
     for image in device.images:
-        offsets.append(-(-end // ALIGNMENT) * ALIGNMENT)
+        offsets.append(align(end))
         end = offsets[-1] + len(image.data)
     return offsets
 

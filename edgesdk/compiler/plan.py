@@ -303,7 +303,7 @@ def _launched(plan: Plan, kernels: Mapping[str, DeviceKernel]) -> Plan:
             scratch = PlanTensor("device_arena", 0, end, (size_bytes,), "uint8", size_bytes)
             arguments.append(len(tensors))
             tensors.append(scratch)
-            end = _align(end + size_bytes)
+            end = align(end + size_bytes)
         scratch_bytes = max(scratch_bytes, end - plan.device_arena_bytes)
         for launch in kernel.launches:
             args = tuple(arguments[a] for a in launch.args)
@@ -330,7 +330,7 @@ def _finish(builder: _Builder) -> Plan:
             buffer.offset = first.offset
             continue
         buffer.offset = weights_bytes
-        weights_bytes = _align(weights_bytes + buffer.size_bytes)
+        weights_bytes = align(weights_bytes + buffer.size_bytes)
     tensors: dict[PlanTensor, int] = {}
     steps = []
     for kernel, values in builder.calls:
@@ -354,7 +354,7 @@ def _finish(builder: _Builder) -> Plan:
         weight_offsets=tuple(b.offset for b in weights.values()),
         weights_bytes=weights_bytes,
         arena_bytes=arena_bytes,
-        activations_bytes=sum(_align(b.size_bytes) for b in arena),
+        activations_bytes=sum(align(b.size_bytes) for b in arena),
         device_arena_bytes=device_arena_bytes,
     )
 
@@ -381,12 +381,13 @@ def assign_offsets(buffers: Sequence[_Buffer]) -> int:
         for other in neighbours:
             if offset + buffer.size_bytes <= other.offset:
                 break
-            offset = max(offset, _align(other.offset + other.size_bytes))
+            offset = max(offset, align(other.offset + other.size_bytes))
         buffer.offset = offset
         placed.append(buffer)
         total = max(total, offset + buffer.size_bytes)
-    return _align(total)
+    return align(total)
 
 
-def _align(size_bytes: int) -> int:
+def align(size_bytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
     return (size_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT

@@ -257,15 +257,22 @@ def _build(
     request: BuildRequest, function: Any, target: Any, settings: dict[str, Any]
 ) -> tuple[str, str]:
     from edgesdk.compiler import codegen
+    from edgesdk.compiler.candidate import link_gpu_candidate
     from edgesdk.schedules import apply_candidate
 
+    profile = settings["profile"]
     try:
         try:
-            scheduled = apply_candidate(function, settings["profile"], request.candidate)
+            scheduled = apply_candidate(function, profile, request.candidate)
         except MemoryError:
             raise
         except Exception as error:  # TVM raises many types
             return "schedule", f"{type(error).__name__}: {codegen.last_words(error)[:300]}"
+        if profile.gpu is not None:
+            link_gpu_candidate(
+                function, scheduled, profile, settings["toolchain"], output=request.output
+            )
+            return "", ""
         kernel = request.output.with_suffix(".o")
         codegen.write_object({"candidate": scheduled}, target, kernel)
         settings["toolchain"].link_shared(

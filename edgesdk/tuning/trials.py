@@ -83,6 +83,8 @@ class Trials:
         self._builder = builder
         self._target = target_key(profile.tvm)
         self._options = options
+        # A GPU's driver maps gigabytes of addresses that are no memory.
+        self._memory_limit = 0 if profile.gpu is not None else options.memory_limit_mib << 20
         self._flush_bytes = 2 * _largest_cache_bytes(profile) if options.flush_cache else 0
         self._folder = folder
         self._changed = changed
@@ -185,7 +187,7 @@ class Trials:
             min_repeat_ms=options.min_repeat_ms,
             flush_cache_bytes=self._flush_bytes,
             timeout_s=options.timeout_s,
-            memory_limit_bytes=options.memory_limit_mib << 20,
+            memory_limit_bytes=self._memory_limit,
             threads=options.threads,
         )
 
