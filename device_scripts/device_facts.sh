@@ -90,6 +90,38 @@ done
 # Raspberry Pi: the firmware's record of low voltage and heat.
 say throttled "$(vcgencmd get_throttled </dev/null 2>/dev/null | sed 's/^throttled=//')"
 
+# NVIDIA's GPUs. On a Jetson the device tree names the module and the chip ("nvidia,p3767-0005
+# nvidia,tegra234"), and the first line of this file the release of its system.
+if [ -r /proc/device-tree/compatible ]; then
+    say compatible "$(tr '\000' ' ' </proc/device-tree/compatible)"
+fi
+say_file l4t /etc/nv_tegra_release
+say power_mode "$(nvpmodel -q </dev/null 2>/dev/null | sed -n 's/^.*NV Power Mode: *//p')"
+nvidia_gpu() {
+    nvidia-smi "--query-gpu=$1" --format=csv,noheader </dev/null 2>/dev/null | head -n 1
+}
+gpu=$(nvidia_gpu name,driver_version,compute_cap)
+case $gpu in
+    *.*,*.*) ;;
+    *) gpu=$(nvidia_gpu name,driver_version) ;; # a driver that cannot tell the last
+esac
+say gpu "$gpu"
+# Where edgert looks for the driver's library.
+nvidia_library() {
+    for file in "$EDGESDK_CUDA_LIBRARY" \
+        /usr/lib/*/libcuda.so.1 /usr/lib64/libcuda.so.1 /usr/lib/libcuda.so.1 \
+        /usr/lib/*/tegra/libcuda.so.1 /usr/lib/*/nvidia/libcuda.so.1 \
+        /usr/lib/*/nvidia/current/libcuda.so.1 /usr/lib/wsl/lib/libcuda.so.1; do
+        if [ -e "$file" ]; then
+            echo "$file"
+            return
+        fi
+    done
+    ldconfig -p </dev/null 2>/dev/null | sed -n 's/.*libcuda\.so\.1 .*=> //p' | head -n 1
+}
+file=$(nvidia_library)
+say nvidia_library "${file:-none}"
+
 board=$(say_file board /proc/device-tree/model)
 [ -n "$board" ] || board=$(say_file board /sys/class/dmi/id/product_name)
 [ -z "$board" ] || echo "$board"

@@ -64,8 +64,9 @@ class GpuInfo:
     `api` is the driver that runs it. CUDA: code is built for each of `architectures` (10 * major +
     minor of the compute capability), and as PTX for later ones if `ptx` names one.
     `multiprocessors` counts the cores that share an L2; `shared_kib` is what one block of threads
-    may use of the fast memory of such a core, `registers` what all blocks on it share. `integrated`:
-    CPU and GPU use the same memory.
+    may use of the fast memory of such a core, `registers` what all blocks on it share.
+    `integrated`: CPU and GPU use the same memory. `cuda` is the CUDA version of the oldest driver
+    among such devices: code is made by a compiler that is no newer, if one is installed.
     """
 
     api: Literal["cuda", "opencl"]
@@ -77,13 +78,41 @@ class GpuInfo:
     architectures: tuple[int, ...] = ()
     ptx: int | None = None
     integrated: bool = False
+    cuda: str | None = None
 
     def __post_init__(self) -> None:
+        if self.cuda is not None and not re.fullmatch(r"\d+\.\d+", self.cuda):
+            raise ValueError(f"cuda is {self.cuda!r}, not like '12.0'")
         for name in ("multiprocessors", "registers", "warp", "max_threads"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name.replace('_', '-')} is {getattr(self, name)}, must be > 0")
         if self.api == "cuda" and not self.architectures and self.ptx is None:
             raise ValueError("neither architectures nor ptx is given")
+
+
+@dataclass(frozen=True)
+class BoardInfo:
+    """How such a board is recognised, and how it is set for measuring.
+
+    `family` is a name that stands for whichever board of the family is connected.
+    `compatible` are patterns ("*" stands for anything) of which one fits a string of
+    /proc/device-tree/compatible. `system` is the oldest release of the vendor's system that the
+    contract covers. `power_modes` are named as `nvpmodel -q` prints them, all that any release
+    has; in `measuring_modes` nothing holds the clocks down.
+    """
+
+    family: str
+    compatible: tuple[str, ...]
+    system: str
+    power_modes: tuple[str, ...] = ()
+    measuring_modes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.compatible:
+            raise ValueError("compatible is empty")
+        for mode in self.measuring_modes:
+            if mode not in self.power_modes:
+                raise ValueError(f"measuring-modes has {mode!r}, which is none of power-modes")
 
 
 @dataclass(frozen=True)
@@ -151,6 +180,7 @@ class TargetProfile:
     contract: Contract
     emulator: Emulator | None = None
     gpu: GpuInfo | None = None
+    board: BoardInfo | None = None
     path: Path | None = None
 
     def host(self) -> TargetProfile:
@@ -193,9 +223,16 @@ def load_target(name: str) -> TargetProfile:
         return _load_profile(path)
     files = _profile_files()
     if name not in files:
+        families = target_families()
+        if name in families:
+            raise UsageError(
+                f"the target {name!r} is whichever board is connected, and no device is named here",
+                hint=f"give a device, or one of: {', '.join(p.name for p in families[name])}",
+            )
+        known = [*files, *families]
         raise UsageError(
             f"unknown target {name!r}",
-            hint=suggestion(name, files, otherwise="see `edgesdk targets` for the known ones"),
+            hint=suggestion(name, known, otherwise="see `edgesdk targets` for the known ones"),
         )
     return _load_profile(files[name])
 
@@ -203,6 +240,23 @@ def load_target(name: str) -> TargetProfile:
 def target_names() -> list[str]:
     """Returns the names that `load_target` knows, sorted, with "local" first."""
     return sorted(_profile_files(), key=lambda name: (name != "local", name))
+
+
+def target_families() -> dict[str, tuple[TargetProfile, ...]]:
+    """Returns the names that stand for the connected board, with the boards that each may be."""
+    families: dict[str, tuple[TargetProfile, ...]] = {}
+    for path in _profile_files().values():
+        profile = _load_profile(path)
+        if profile.board is not None:
+            family = profile.board.family
+            families[family] = (*families.get(family, ()), profile)
+    return families
+
+
+def check_target_name(name: str) -> None:
+    """Raises what `load_target` does, but takes the name of a family, too."""
+    if name not in target_families():
+        load_target(name)
 
 
 def machine_of(triple: str) -> str:

@@ -108,9 +108,9 @@ def load_project(path: Path) -> Project:
 
 def _check_targets(project: Project) -> None:
     from edgesdk.api import PRECISIONS
-    from edgesdk.profiles import target_names
+    from edgesdk.profiles import target_families, target_names
 
-    known = target_names()
+    known = [*target_names(), *target_families()]
     for name, options in project.targets.items():
         if not _is_file_name(name) and name not in known:
             raise ConfigError(

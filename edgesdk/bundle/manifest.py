@@ -28,6 +28,22 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
+class GpuContract:
+    """The GPU that code is for: machine code for `architectures` (10 * major + minor of CUDA's
+    compute capability), and PTX for those from `ptx` on.
+
+    `cuda` and `ptx_cuda` are the CUDA versions of the oldest drivers that are promised to take the
+    one and the other.
+    """
+
+    api: str
+    architectures: tuple[int, ...]
+    ptx: int | None = None
+    cuda: str | None = None
+    ptx_cuda: str | None = None
+
+
+@dataclass(frozen=True)
 class ContractInfo:
     """What a device must offer. `machine` is what `uname -m` may print, e.g. ("aarch64",)."""
 
@@ -36,6 +52,7 @@ class ContractInfo:
     libc: str | None
     libc_version: str | None
     cpu_features: tuple[str, ...]
+    gpu: GpuContract | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +145,9 @@ def _manifest_from(data: dict[str, Any]) -> Manifest:
     verification["seeds"] = tuple(verification.get("seeds", ()))
     contract["machine"] = tuple(contract["machine"])
     contract["cpu_features"] = tuple(contract["cpu_features"])
+    if contract.get("gpu") is not None:
+        gpu = _known(contract["gpu"], GpuContract)
+        contract["gpu"] = GpuContract(**gpu | {"architectures": tuple(gpu["architectures"])})
     plain |= {
         "contract": ContractInfo(**contract),
         "inputs": _tensors(data["inputs"]),

@@ -13,12 +13,11 @@ from edgesdk.cli.options import AsJson, Device, Target, goes_on
 from edgesdk.errors import DeviceMismatchError, EdgeSdkError, UsageError
 
 if TYPE_CHECKING:
-    from edgesdk.bundle.manifest import ContractInfo
     from edgesdk.deploy.doctor import Finding
     from edgesdk.deploy.facts import DeviceFacts
     from edgesdk.devices import Device as DeviceEntry
     from edgesdk.devices import SshAddress
-    from edgesdk.profiles import Contract, TargetProfile
+    from edgesdk.profiles import TargetProfile
 
 _TOOL_MISSING = 4
 _FEATURES_WIDTH = 84
@@ -37,15 +36,21 @@ def register(app: typer.Typer) -> None:
 @targets_app.callback()
 def targets(context: typer.Context, as_json: AsJson = False) -> None:
     """List the targets that a model can be compiled for."""
-    from edgesdk.profiles import load_target, target_names
+    from edgesdk.profiles import load_target, target_families, target_names
 
     if goes_on(context, as_json):
         return
     profiles = [load_target(name) for name in target_names()]
+    families = {name: [p.name for p in boards] for name, boards in target_families().items()}
     if as_json:
-        console.print_json({"targets": [_profile_json(p) for p in profiles]})
+        listed = [_profile_json(p) for p in profiles]
+        console.print_json({"targets": listed, "families": families})
         return
     rows = [(p.name, p.machine, p.description) for p in profiles]
+    rows += [
+        (name, "", f"the one of these that is connected: {', '.join(boards)}")
+        for name, boards in families.items()
+    ]
     print(console.table(("TARGET", "MACHINE", "DESCRIPTION"), rows))
 
 
@@ -71,6 +76,7 @@ def targets_show(
                 ("target", profile.name),
                 ("description", profile.description),
                 ("toolchain", profile.toolchain),
+                *_gpu_rows(profile),
                 ("tvm", " ".join(f"{k}={_tvm_text(v)}" for k, v in profile.tvm.items())),
                 ("cores", str(cpu.cores)),
                 ("caches", f"L1d {cpu.l1d_kib} KiB, L2 {cpu.l2_kib} KiB{l3}"),
@@ -129,10 +135,10 @@ def devices_add(
     With --accept-key it may exist already, at the same address; then its key is accepted.
     """
     from edgesdk.devices import add_device, load_devices, parse_ssh_address, remove_device
-    from edgesdk.profiles import load_target
+    from edgesdk.profiles import check_target_name
 
     if target is not None:
-        load_target(target)
+        check_target_name(target)
     known = load_devices().get(name)
     address = parse_ssh_address(ssh)
     device = _entry(name, address, identity, target, known=known if accept_key else None)
@@ -222,7 +228,7 @@ def devices_check(
         print(console.facts(rows))
         for text in facts.notes:
             console.note(f"note: {text}")
-    if device.target is not None and device.target not in suitable:
+    if device.target is not None and not _serves(device.target, facts, suitable):
         console.warn(f"{name} is to serve {device.target}, which does not suit it")
 
 
@@ -243,8 +249,8 @@ def doctor(target: Target = None, device: Device = None, as_json: AsJson = False
         code = _TOOL_MISSING if lacking else 0
         if device is not None:
             progress(f"connecting to {device}")
-            finding, failed = _device_finding(device, target)
-            findings.append(finding)
+            found, failed = _device_findings(device, target)
+            findings += found
             code = code or failed
     if as_json:
         console.print_json({"ok": code == 0, "findings": [asdict(f) for f in findings]})
@@ -258,10 +264,11 @@ def doctor(target: Target = None, device: Device = None, as_json: AsJson = False
         raise typer.Exit(code)
 
 
-def _device_finding(name: str, target: str | None) -> tuple[Finding, int]:
+def _device_findings(name: str, target: str | None) -> tuple[list[Finding], int]:
     """What is to be said about a device, and the exit code of what is wrong with it."""
-    from edgesdk.deploy.doctor import Finding
-    from edgesdk.deploy.facts import check_device, read_facts
+    from edgesdk.deploy.connected import target_on
+    from edgesdk.deploy.doctor import Finding, power_finding
+    from edgesdk.deploy.facts import check_device, contract_of, read_facts
     from edgesdk.deploy.transport import open_transport
     from edgesdk.devices import get_device
     from edgesdk.profiles import load_target
@@ -271,13 +278,16 @@ def _device_finding(name: str, target: str | None) -> tuple[Finding, int]:
     try:
         with open_transport(entry) as transport:
             facts = read_facts(transport)
-        if wanted is not None:
-            check_device(_contract(load_target(wanted).contract), facts, name=name)
+        profile = None if wanted is None else load_target(target_on(wanted, facts, name=name))
+        if profile is not None:
+            check_device(contract_of(profile), facts, name=name)
     except EdgeSdkError as error:
-        return Finding(f"device {name}", False, error.message, error.hint), error.exit_code
+        return [Finding(f"device {name}", False, error.message, error.hint)], error.exit_code
     said = [facts.board or facts.machine, facts.os_release, f"{facts.cores} cores"]
-    suits = [f"suits {wanted}"] if wanted else []
-    return Finding(f"device {name}", True, ", ".join(s for s in [*said, *suits] if s)), 0
+    suits = [f"suits {profile.name}"] if profile else []
+    findings = [Finding(f"device {name}", True, ", ".join(s for s in [*said, *suits] if s))]
+    power = power_finding(profile, facts, name=name) if profile else None
+    return [*findings, *([power] if power else [])], 0
 
 
 def _entry(
@@ -313,13 +323,13 @@ def _entry(
 
 
 def _suitable_targets(facts: DeviceFacts, name: str) -> list[str]:
-    from edgesdk.deploy.facts import check_device
+    from edgesdk.deploy.facts import check_device, contract_of
     from edgesdk.profiles import load_target, target_names
 
     suitable = []
     for target in target_names():
         try:
-            check_device(_contract(load_target(target).contract), facts, name=name)
+            check_device(contract_of(load_target(target)), facts, name=name)
         except DeviceMismatchError:
             continue
         suitable.append(target)
@@ -327,16 +337,52 @@ def _suitable_targets(facts: DeviceFacts, name: str) -> list[str]:
     return [t for t in suitable if t != "local" or name == "local"]
 
 
-def _contract(contract: Contract) -> ContractInfo:
-    from edgesdk.bundle.manifest import ContractInfo
+def _serves(target: str, facts: DeviceFacts, suitable: list[str]) -> bool:
+    """Whether the device is to serve a target that suits it, or a family that it is one of."""
+    from edgesdk.deploy.facts import target_of
+    from edgesdk.profiles import target_families
 
-    return ContractInfo(
-        os=contract.os,
-        machine=contract.machine,
-        libc=contract.libc,
-        libc_version=contract.libc_version,
-        cpu_features=contract.cpu_features,
-    )
+    board = target_of(facts)
+    if board is not None and board.name in (p.name for p in target_families().get(target, ())):
+        return board.name in suitable
+    return target in suitable
+
+
+def _gpu_rows(profile: TargetProfile) -> list[tuple[str, str]]:
+    gpu, board = profile.gpu, profile.board
+    rows = []
+    if gpu is not None:
+        code = [f"sm_{a}" for a in gpu.architectures] + (
+            [f"PTX of sm_{gpu.ptx}"] if gpu.ptx else []
+        )
+        rows = [
+            ("gpu", f"{gpu.api}, {', '.join(code)}, {gpu.multiprocessors} multiprocessors"),
+            ("gpu memory", "the CPU's" if gpu.integrated else "its own"),
+            ("driver", f"CUDA {gpu.cuda} or newer" if gpu.cuda else ""),
+        ]
+    if board is not None:
+        modes = [
+            f"{m} (to measure)" if m in board.measuring_modes else m for m in board.power_modes
+        ]
+        rows += [
+            ("board system", f"{board.system} or newer"),
+            ("power modes", ", ".join(modes)),
+        ]
+    return rows
+
+
+def _gpu_text(facts: DeviceFacts) -> str:
+    gpu = facts.gpu
+    if gpu is None or (gpu.library is None and gpu.architecture is None):
+        return ""
+    parts = [
+        gpu.name or "NVIDIA",
+        f"sm_{gpu.architecture}" if gpu.architecture else "",
+        f"{'Jetson Linux' if gpu.integrated else 'driver'} {gpu.driver}" if gpu.driver else "",
+        f"CUDA {gpu.cuda}" if gpu.cuda else "",
+        "" if gpu.library else "no driver's library (libcuda.so.1)",
+    ]
+    return ", ".join(p for p in parts if p)
 
 
 def _fact_rows(facts: DeviceFacts) -> list[tuple[str, str]]:
@@ -366,6 +412,8 @@ def _fact_rows(facts: DeviceFacts) -> list[tuple[str, str]]:
         ("frequency", megahertz(facts.max_frequency_khz)),
         ("temperature", temperature),
         ("throttled", facts.throttled or ""),
+        ("gpu", _gpu_text(facts)),
+        ("power mode", facts.power_mode or ""),
     ]
 
 

@@ -11,12 +11,13 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgesdk
+from edgesdk.deploy.facts import DeviceFacts, power_mode_note
 from edgesdk.errors import EdgeSdkError
-from edgesdk.profiles import TargetProfile, load_target, target_names
+from edgesdk.profiles import GpuInfo, TargetProfile, load_target, target_families, target_names
 from edgesdk.resources import cache_folder
 from edgesdk.toolchain import Toolchain, apt_command, emulator_command, load_toolchain
 
@@ -61,14 +62,22 @@ class Finding:
 def diagnose(target: str | None = None) -> list[Finding]:
     """Returns what was found, for `target` or else for every shipped and user target.
 
-    Raises UsageError for an unknown target and ConfigError for a wrong profile or toolchain file.
+    The name of a family means all its boards. Raises UsageError for an unknown target and
+    ConfigError for a wrong profile or toolchain file.
     """
-    profiles = [load_target(name) for name in ([target] if target else target_names())]
+    if target is None:
+        profiles = [load_target(name) for name in target_names()]
+    else:
+        profiles = [*target_families().get(target, ())] or [load_target(target)]
     toolchains = {
         name: load_toolchain(name) for name in dict.fromkeys(p.toolchain for p in profiles)
     }
     findings = [_python(), *_packages()]
-    findings += [_compiler(toolchain) for toolchain in toolchains.values()]
+    findings += [
+        replace(_compiler(t), required=target is not None or t.machine == "native")
+        for t in toolchains.values()
+    ]
+    findings += _cuda_compilers(profiles, required=target is not None)
     findings += _emulators(profiles, toolchains)
     findings += [_cache_space(), _ssh()]
     return findings
@@ -124,6 +133,47 @@ def _compiler(toolchain: Toolchain) -> Finding:
     except EdgeSdkError as error:
         return Finding(name, False, error.message, toolchain.install_command)
     return Finding(name, True, detail)
+
+
+def _cuda_compilers(profiles: list[TargetProfile], *, required: bool) -> list[Finding]:
+    """Who compiles the code of the profiles' GPUs, one finding for all with the same answer."""
+    answers: dict[Finding, list[str]] = {}
+    for profile in profiles:
+        if profile.gpu is not None:
+            for finding in _cuda_answers(profile.gpu, required=required):
+                architectures = answers.setdefault(finding, [])
+                architectures += [f"sm_{a}" for a in profile.gpu.architectures]
+    return [
+        replace(finding, name=f"{finding.name} {', '.join(dict.fromkeys(architectures))}")
+        for finding, architectures in answers.items()
+    ]
+
+
+def _cuda_answers(gpu: GpuInfo, *, required: bool) -> list[Finding]:
+    from edgesdk.compiler import cuda  # only here: it loads TVM
+
+    try:
+        detail = ", ".join(cuda.require_compiler(gpu))
+        newer = cuda.too_new(gpu)
+    except EdgeSdkError as error:
+        return [Finding("CUDA for", False, error.message, error.hint, required=required)]
+    found = Finding("CUDA for", True, detail, required=required)
+    if newer is None:
+        return [found]
+    why, fix = newer
+    return [found, Finding("old drivers of", fix is None, why, fix, required=False)]
+
+
+def power_finding(profile: TargetProfile, facts: DeviceFacts, *, name: str) -> Finding | None:
+    """What is to be said about the power mode of the device `name`, if there are such modes."""
+    if facts.power_mode is None or profile.board is None:
+        return None
+    note = power_mode_note(profile, facts)
+    if note is None:
+        return Finding(f"power mode of {name}", True, facts.power_mode, required=False)
+    return Finding(
+        f"power mode of {name}", False, note, "sudo nvpmodel -p --verbose (there)", required=False
+    )
 
 
 def _emulators(profiles: list[TargetProfile], toolchains: dict[str, Toolchain]) -> list[Finding]:

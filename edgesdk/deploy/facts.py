@@ -6,15 +6,17 @@ shell; nothing is copied. The answers are compared with the bundle's contract be
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from edgesdk.bundle.audit import version_key
-from edgesdk.bundle.manifest import ContractInfo
+from edgesdk.bundle.manifest import ContractInfo, GpuContract
 from edgesdk.deploy.transport.base import Transport
 from edgesdk.errors import DeviceError, DeviceMismatchError
-from edgesdk.profiles import missing_cpu_features
+from edgesdk.profiles import TargetProfile, load_target, missing_cpu_features, target_names
 from edgesdk.resources import data_folder
 
 _SCRIPT = "device_facts.sh"
@@ -63,6 +65,65 @@ _CORES = {
 }
 
 
+# NVIDIA's systems on chips -> compute capability of their GPU, 10 * major + minor. CUDA C++
+# Programming Guide, "CUDA-Enabled GPUs", and the developer guides of Jetson Linux.
+_TEGRA = {
+    "nvidia,tegra210": 53,
+    "nvidia,tegra186": 62,
+    "nvidia,tegra194": 72,
+    "nvidia,tegra234": 87,
+    "nvidia,tegra264": 110,
+}
+
+# The oldest driver for Linux that supports a version of CUDA: CUDA Toolkit release notes, "CUDA
+# Toolkit and Corresponding Driver Versions".
+_CUDA_OF_DRIVER = (
+    ("580", "13.0"),
+    ("575", "12.9"),
+    ("570", "12.8"),
+    ("560", "12.6"),
+    ("555", "12.5"),
+    ("550", "12.4"),
+    ("545", "12.3"),
+    ("535", "12.2"),
+    ("530", "12.1"),
+    ("525", "12.0"),
+    ("520", "11.8"),
+    ("470", "11.4"),
+    ("450", "11.0"),
+    ("440", "10.2"),
+)
+# The first release of Jetson Linux (L4T) with a version of CUDA: release notes of JetPack.
+_CUDA_OF_L4T = (
+    ("39.2", "13.2"),
+    ("38.2", "13.0"),
+    ("36.4", "12.6"),
+    ("36.2", "12.2"),
+    ("34.1", "11.4"),
+    ("32.4", "10.2"),
+)
+# CUDA 13 makes machine code in files of another format (ABI version 8 in the ELF header) than
+# those before; drivers since this version of CUDA know it, for Blackwell.
+_NEW_FORMAT, _KNOWS_NEW_FORMAT = "13.0", "12.8"
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """An NVIDIA GPU, the first if there are several; None where the device could not tell.
+
+    `library` is the path of the driver's library, None if there is none. `driver` is its version,
+    on a Jetson that of Jetson Linux; `cuda` the version of CUDA that it supports. `architecture`
+    is 10 * major + minor of the compute capability. `integrated`: a part of the CPU's chip.
+    """
+
+    library: str | None
+    name: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    architecture: int | None = None
+    integrated: bool = False
+
+
 @dataclass(frozen=True)
 class DeviceFacts:
     """What a device said about itself; None where it could not tell.
@@ -72,7 +133,8 @@ class DeviceFacts:
     `soft_float` marks 32-bit ARM systems without floating-point registers in calls.
     `cpu_features` are those that all cores have, as the kernel names them. `libc` is "glibc",
     "musl" or "bionic"; bionic's version is the Android API level. `throttled` is the Raspberry Pi
-    firmware's bit field. `notes` says what is unusual, one sentence each.
+    firmware's bit field. `compatible` are the device tree's names of the board, `power_mode` is
+    what `nvpmodel -q` prints on a Jetson. `notes` says what is unusual, one sentence each.
     """
 
     os: str
@@ -95,6 +157,9 @@ class DeviceFacts:
     max_frequency_khz: int | None = None
     temperature_c: float | None = None
     throttled: str | None = None
+    compatible: tuple[str, ...] = ()
+    power_mode: str | None = None
+    gpu: GpuFacts | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -167,6 +232,9 @@ def parse_facts(text: str) -> DeviceFacts:
         max_frequency_khz=number("max_frequency_khz"),
         temperature_c=None if temperature_mc is None else temperature_mc / 1000,
         throttled=first("throttled"),
+        compatible=tuple((first("compatible") or "").split()),
+        power_mode=first("power_mode"),
+        gpu=_gpu(said),
         notes=tuple(notes),
     )
 
@@ -177,7 +245,11 @@ def check_device(contract: ContractInfo, facts: DeviceFacts, *, name: str) -> No
     What the device could not tell counts as fine: the check is there to say early and in words what
     would fail anyway, not to keep unusual systems out.
     """
-    problem = _architecture_problem(contract, facts) or _libc_problem(contract, facts)
+    problem = (
+        _architecture_problem(contract, facts)
+        or _gpu_problem(contract.gpu, facts)
+        or _libc_problem(contract, facts)
+    )
     if problem is None and facts.cpu_features is not None:
         missing = missing_cpu_features(contract.cpu_features, facts.cpu_features)
         if missing:
@@ -189,6 +261,41 @@ def check_device(contract: ContractInfo, facts: DeviceFacts, *, name: str) -> No
     if problem is not None:
         message, hint = problem
         raise DeviceMismatchError(f"the bundle cannot run on {name}: {message}", hint=hint)
+
+
+def contract_of(profile: TargetProfile) -> ContractInfo:
+    """Returns what a bundle for `profile` asks of a device, before one is compiled."""
+    contract, gpu = profile.contract, profile.gpu
+    return ContractInfo(
+        os=contract.os,
+        machine=contract.machine,
+        libc=contract.libc,
+        libc_version=contract.libc_version,
+        cpu_features=contract.cpu_features,
+        gpu=None if gpu is None else GpuContract(gpu.api, gpu.architectures, gpu.ptx, gpu.cuda),
+    )
+
+
+def target_of(facts: DeviceFacts) -> TargetProfile | None:
+    """Returns the target whose [board] the device is, or None."""
+    for name in target_names():
+        profile = load_target(name)
+        if profile.board is not None and any(
+            fnmatchcase(found, pattern)
+            for found in facts.compatible
+            for pattern in profile.board.compatible
+        ):
+            return profile
+    return None
+
+
+def power_mode_note(profile: TargetProfile, facts: DeviceFacts) -> str | None:
+    """Returns a sentence if the device is set to save power, so that it measures slow."""
+    board, mode = profile.board, facts.power_mode
+    if board is None or mode is None or not board.measuring_modes or mode in board.measuring_modes:
+        return None
+    wanted = " or ".join(board.measuring_modes)
+    return f"its power mode is {mode}; measure in {wanted} (sudo nvpmodel -m ID, jetson_clocks)"
 
 
 def _architecture_problem(contract: ContractInfo, facts: DeviceFacts) -> tuple[str, str] | None:
@@ -239,6 +346,101 @@ def _libc_problem(contract: ContractInfo, facts: DeviceFacts) -> tuple[str, str]
             "or update the board's system",
         )
     return None
+
+
+def _gpu_problem(gpu: GpuContract | None, facts: DeviceFacts) -> tuple[str, str] | None:
+    if gpu is None or gpu.api != "cuda" or facts.gpu is None:
+        return None
+    if facts.gpu.library is None:
+        return (
+            "it has no driver for an NVIDIA GPU (libcuda.so.1)",
+            "install NVIDIA's driver there, or compile for its CPU: edgesdk targets",
+        )
+    here = facts.gpu.architecture
+    if here is None:
+        return None
+    if any(_runs(code, here, integrated=facts.gpu.integrated) for code in gpu.architectures):
+        if (
+            _older(facts.gpu.cuda, _KNOWS_NEW_FORMAT)
+            and gpu.cuda is not None
+            and version_key(gpu.cuda) >= version_key(_NEW_FORMAT)
+        ):
+            return (
+                f"its driver supports CUDA {facts.gpu.cuda}, and the code was made by CUDA"
+                f" {gpu.cuda.partition('.')[0]}, whose files it cannot read",
+                "update the driver, or compile again with pip install 'edgesdk[cuda]'",
+            )
+        return None
+    if gpu.ptx is not None and gpu.ptx <= here:
+        if gpu.ptx_cuda is not None and _older(facts.gpu.cuda, gpu.ptx_cuda):
+            return (
+                f"only its PTX serves this GPU (sm_{here}), and needs a driver of CUDA"
+                f" {gpu.ptx_cuda}; the one there has {facts.gpu.cuda}",
+                _target_hint(facts, here),
+            )
+        return None
+    built = ", ".join(f"sm_{code}" for code in gpu.architectures) or f"sm_{gpu.ptx} and later"
+    return f"built for {built}, this GPU is sm_{here}", _target_hint(facts, here)
+
+
+def _runs(code: int, here: int, *, integrated: bool) -> bool:
+    """Whether machine code runs: CUDA C++ Programming Guide, "Binary Compatibility"."""
+    return code == here if integrated else code // 10 == here // 10 and code <= here
+
+
+def _older(have: str | None, needed: str) -> bool:
+    return have is not None and version_key(have) < version_key(needed)
+
+
+def _target_hint(facts: DeviceFacts, architecture: int) -> str:
+    board = target_of(facts)
+    if board is not None:
+        return f"compile with --target {board.name}"
+    for profile in map(load_target, target_names()):
+        gpu = profile.gpu
+        if gpu is not None and architecture in gpu.architectures and profile.board is None:
+            return f"compile with --target {profile.name}"
+    return f"copy a target and set its architecture to sm_{architecture}: docs/targets.md"
+
+
+def _gpu(said: dict[str, list[str]]) -> GpuFacts | None:
+    if "nvidia_library" not in said:
+        return None
+    library = said["nvidia_library"][0]
+    compatible = said.get("compatible", [""])[0].split()
+    chip = next((_TEGRA[word] for word in compatible if word in _TEGRA), None)
+    if chip is not None:
+        # "# R36 (release), REVISION: 4.3, GCID: ...": the driver comes with the system.
+        release = re.match(r"# R(\d+) .*REVISION: ([\d.]+)", said.get("l4t", [""])[0])
+        driver = f"{release[1]}.{release[2]}" if release else None
+        return GpuFacts(
+            library=None if library == "none" else library,
+            driver=driver,
+            cuda=_first_since(driver, _CUDA_OF_L4T),
+            architecture=chip,
+            integrated=True,
+        )
+    # "NVIDIA H200, 570.86.15, 9.0"; drivers before 510 leave the last out.
+    found = re.fullmatch(
+        r"([^,]+), (\d+\.[\d.]+)(?:, (\d+)\.(\d))?", said.get("gpu", [""])[0].strip()
+    )
+    if found is None:
+        return GpuFacts(library=None if library == "none" else library)
+    name, driver, major, minor = found.groups()
+    return GpuFacts(
+        library=None if library == "none" else library,
+        name=name,
+        driver=driver,
+        cuda=_first_since(driver, _CUDA_OF_DRIVER),
+        architecture=10 * int(major) + int(minor) if major else None,
+    )
+
+
+def _first_since(have: str | None, table: tuple[tuple[str, str], ...]) -> str | None:
+    """The value of the first row, newest first, whose version `have` has reached."""
+    if have is None:
+        return None
+    return next((v for since, v in table if version_key(since) <= version_key(have)), None)
 
 
 def _programs(elf: str | None) -> tuple[str | None, bool]:

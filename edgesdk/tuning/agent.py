@@ -20,9 +20,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from edgesdk.bundle.manifest import ContractInfo
 from edgesdk.compiler import link
-from edgesdk.deploy.facts import DeviceFacts, check_device, read_facts
+from edgesdk.deploy.facts import DeviceFacts, check_device, contract_of, read_facts
 from edgesdk.deploy.transport.base import DeviceTimeoutError, Stream, Transport
 from edgesdk.errors import DeviceError, DeviceUnreachableError
 from edgesdk.toolchain import load_toolchain
@@ -86,7 +85,7 @@ class Agent(Measurer):
         toolchain = load_toolchain(profile.toolchain)
         toolchain.require(profile.machine)
         self._facts = read_facts(transport)
-        check_device(_contract(profile), self._facts, name=transport.name)
+        check_device(contract_of(profile), self._facts, name=transport.name)
         self._name = transport.name
         self._transport = transport
         self._blobs: dict[str, int] = {}
@@ -326,17 +325,6 @@ def _put_frames(key: bytes, data: bytes) -> Iterator[bytes]:
     for offset in range(0, max(1, len(data)), _CHUNK_BYTES):
         head = _PUT_HEAD.pack(key, offset, len(data))
         yield frame_bytes(_PUT, head + view[offset : offset + _CHUNK_BYTES])
-
-
-def _contract(profile: TargetProfile) -> ContractInfo:
-    contract = profile.contract
-    return ContractInfo(
-        os=contract.os,
-        machine=contract.machine,
-        libc=contract.libc,
-        libc_version=contract.libc_version,
-        cpu_features=contract.cpu_features,
-    )
 
 
 def _measure_payload(ticket: int, library: bytes, request: MeasureRequest) -> bytes:
