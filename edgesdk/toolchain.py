@@ -62,11 +62,15 @@ _LINKER_MARKS = (
 
 @dataclass(frozen=True)
 class Compilers:
-    """One set of commands; "{python}" is this Python, an empty `strip` means nothing to strip."""
+    """One set of commands; "{python}" is this Python, an empty `strip` means nothing to strip.
+
+    `link` links, by default `cxx` does: the C compiler spares zig building a C++ library first.
+    """
 
     cc: tuple[str, ...]
     cxx: tuple[str, ...]
     strip: tuple[str, ...] = ()
+    link: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Toolchain:
                 cc=_with_python(candidate.cc),
                 cxx=_with_python(candidate.cxx),
                 strip=_with_python(candidate.strip),
+                link=_with_python(candidate.link or candidate.cxx),
             )
             if all(shutil.which(c[0]) for c in (found.cc, found.cxx, found.strip) if c) and (
                 self.python_module is None or importlib.util.find_spec(self.python_module)
@@ -237,6 +242,7 @@ class Toolchain:
             _version_line(tools.cxx),
             *tools.cc,
             *tools.cxx,
+            *tools.link,
             *_COMPILE_FLAGS,
             *_CXX_FLAGS,
             repr(self.object_format),
@@ -258,7 +264,7 @@ class Toolchain:
     ) -> Path:
         form = self.object_format
         libraries = form.libraries if libraries is None else libraries
-        command = [*self.require().cxx, *form.link_flags, *self.link_flags, *flags]
+        command = [*self.require().link, *form.link_flags, *self.link_flags, *flags]
         command += [*map(str, objects), *(f"-l{library}" for library in libraries)]
         self._build(command, output, f"link {output.name}")
         return output

@@ -5,6 +5,9 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#elif defined(__APPLE__)
+#include <stdio.h>
+#include <sys/sysctl.h>
 #elif defined(__aarch64__) || defined(__arm__)
 #include <sys/auxv.h>
 #endif
@@ -82,6 +85,44 @@ bool HasBit(const Bit& bit) {
   }
   if ((regs[bit.reg] >> bit.bit & 1u) == 0) return false;
   return bit.state == kNoState || (EnabledStates() & bit.state) == bit.state;
+}
+
+#elif defined(__APPLE__)
+
+// Apple's names, as sysctl lists them below "hw.optional" ("" for what all its processors have).
+struct Bit {
+  const char* name;
+  const char* apple;
+};
+
+constexpr Bit kBits[] = {
+    {"fp", ""},
+    {"asimd", ""},
+    {"aes", "arm.FEAT_AES"},
+    {"pmull", "arm.FEAT_PMULL"},
+    {"sha1", "arm.FEAT_SHA1"},
+    {"sha2", "arm.FEAT_SHA256"},
+    {"sha3", "arm.FEAT_SHA3"},
+    {"sha512", "arm.FEAT_SHA512"},
+    {"crc32", "armv8_crc32"},
+    {"atomics", "arm.FEAT_LSE"},
+    {"fphp", "arm.FEAT_FP16"},
+    {"asimdhp", "arm.FEAT_FP16"},
+    {"asimdrdm", "arm.FEAT_RDM"},
+    {"lrcpc", "arm.FEAT_LRCPC"},
+    {"asimddp", "arm.FEAT_DotProd"},
+    {"asimdfhm", "arm.FEAT_FHM"},
+    {"i8mm", "arm.FEAT_I8MM"},
+    {"bf16", "arm.FEAT_BF16"},
+};
+
+bool HasBit(const Bit& bit) {
+  char name[64];
+  snprintf(name, sizeof(name), "hw.optional.%s", bit.apple);
+  int value = 0;
+  size_t size = sizeof(value);
+  // Systems before macOS 12 and iOS 15 do not know most of these names, and say neither yes nor no.
+  return sysctlbyname(name, &value, &size, nullptr, 0) != 0 || value != 0;
 }
 
 #elif defined(__aarch64__) || defined(__arm__)

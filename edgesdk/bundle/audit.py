@@ -50,7 +50,8 @@ class AuditReport:
     the system loads with it. `versions` maps each required symbol version ("GLIBC_2.34") to the
     symbols that ask for it. `run_path` holds the entries of RPATH and RUNPATH. `shown_on_purpose`
     says that the linker had a list of the `exports`. A file with `fixed_address` can be loaded
-    nowhere else. `os` is the system that it is for, if the format tells.
+    nowhere else. `os` is the system that it is for, if the format tells. `unsigned` is a file that
+    its system wants signed.
     """
 
     path: Path
@@ -68,6 +69,7 @@ class AuditReport:
     fixed_address: bool = False
     shown_on_purpose: bool = True
     os: str | None = None
+    unsigned: bool = False
 
     @property
     def glibc(self) -> str | None:
@@ -139,6 +141,8 @@ def _first_violation(report: AuditReport, profile: TargetProfile) -> tuple[str, 
         return "asks for an executable stack, which hardened systems refuse", toolchain_hint
     if report.fixed_address:
         return "can be loaded at one address only, which hardened systems refuse", toolchain_hint
+    if report.unsigned:
+        return "has no code signature, without which its system does not load it", toolchain_hint
     strays = [name for name in report.exports if not name.startswith(_API_PREFIX)]
     if strays and not report.shown_on_purpose:
         return f"shows the symbol {strays[0]}, which is no part of the C API", toolchain_hint
@@ -299,4 +303,5 @@ def _from_macho(path: Path) -> AuditReport:
         fixed_address=not image.moves,
         shown_on_purpose=False,
         os=image.system,
+        unsigned=not image.signed,
     )

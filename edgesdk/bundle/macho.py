@@ -22,6 +22,7 @@ _PIE = 0x200000
 
 # Load commands.
 _SYMTAB, _LOAD_DYLIB, _ID_DYLIB, _BUILD_VERSION = 0x02, 0x0C, 0x0D, 0x32
+_CODE_SIGNATURE = 0x1D
 _LOAD_WEAK_DYLIB, _RPATH, _REEXPORT_DYLIB = 0x80000018, 0x8000001C, 0x8000001F
 
 # The type byte of a symbol.
@@ -34,6 +35,7 @@ class MachOImage:
 
     `system` is "macos" or "ios" (None: another one, or not said), `system_version` the oldest
     version that it is for, such as "11.0". `name` is the one that programs linked with it ask for.
+    `signed` says that there is a signature, whoever's.
     """
 
     machine: str
@@ -47,6 +49,7 @@ class MachOImage:
     undefined: tuple[str, ...]
     moves: bool
     stack_executes: bool
+    signed: bool
 
 
 def read_image(path: Path) -> MachOImage:
@@ -59,7 +62,7 @@ def read_image(path: Path) -> MachOImage:
 
 def _read(data: bytes) -> MachOImage:
     machine, kind, flags = struct.unpack_from("<4xI4xI8xI", data)
-    name, system, version = None, None, None
+    name, system, version, signed = None, None, None, False
     libraries, run_path = [], []
     exports: list[str] = []
     undefined: list[str] = []
@@ -70,6 +73,8 @@ def _read(data: bytes) -> MachOImage:
             libraries.append(_command_text(data, place))
         elif command == _RPATH:
             run_path.append(_command_text(data, place))
+        elif command == _CODE_SIGNATURE:
+            signed = True
         elif command == _BUILD_VERSION:
             number, oldest = struct.unpack_from("<II", data, place + 8)
             system = _SYSTEMS.get(number)
@@ -90,6 +95,7 @@ def _read(data: bytes) -> MachOImage:
         undefined=tuple(sorted(undefined)),
         moves=kind == _DYLIB or bool(flags & _PIE),
         stack_executes=bool(flags & _ALLOW_STACK_EXECUTION),
+        signed=signed,
     )
 
 

@@ -178,7 +178,9 @@ unset(_edgesdk_bundle)
 
 def _cmake_config(manifest: Manifest) -> str:
     file = Path(manifest.library)
-    link_by = f'IMPORTED_SONAME "{file.name}"'
+    # The name that a program linked with it will ask for.
+    soname = f"@rpath/{file.name}" if manifest.contract.os == "macos" else file.name
+    link_by = f'IMPORTED_SONAME "{soname}"'
     if manifest.contract.os == "windows":
         link_by = f'IMPORTED_IMPLIB "${{_edgesdk_bundle}}/{file.with_suffix(".lib").as_posix()}"'
     return _CMAKE.substitute(name=manifest.name, library=manifest.library, link_by=link_by)

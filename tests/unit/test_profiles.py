@@ -68,6 +68,7 @@ def test_the_promised_targets_are_shipped() -> None:
         "rpi5",
         "rpizero2",
         "windows-x86_64",
+        "macos-arm64",
     } <= set(target_names())
 
 
@@ -82,6 +83,7 @@ def test_shipped_profile_is_complete(name: str) -> None:
     libc, library, form = {
         "linux": ("glibc", "libc.so.6", "elf"),
         "windows": (None, "kernel32.dll", "pe"),
+        "macos": (None, "/usr/lib/libSystem.B.dylib", "macho"),
     }[profile.contract.os]
     assert profile.contract.libc == libc
     assert profile.contract.cpu_features
