@@ -20,6 +20,9 @@ _DYLIB = 6
 _ALLOW_STACK_EXECUTION = 0x20000
 _PIE = 0x200000
 
+# Every program has this symbol, for itself.
+_PROGRAM_HEADER = "_mh_execute_header"
+
 # Load commands.
 _SYMTAB, _LOAD_DYLIB, _ID_DYLIB, _BUILD_VERSION = 0x02, 0x0C, 0x0D, 0x32
 _CODE_SIGNATURE = 0x1D
@@ -81,6 +84,8 @@ def _read(data: bytes) -> MachOImage:
             version = f"{oldest >> 16}.{oldest >> 8 & 0xFF}"
         elif command == _SYMTAB:
             for symbol, type_byte in _symbols(data, place):
+                if symbol == _PROGRAM_HEADER:
+                    continue
                 if type_byte & _N_EXT and not type_byte & (_N_STAB | _N_PEXT):
                     (exports if type_byte & _N_TYPE else undefined).append(symbol)
     return MachOImage(
