@@ -19,6 +19,7 @@ from pathlib import Path
 from string import Template
 
 from edgesdk.bundle.manifest import Manifest, TensorInfo
+from edgesdk.compiler.emit import comment
 from edgesdk.resources import data_folder
 
 _CPP_TYPES = {
@@ -138,7 +139,7 @@ def _cpp(manifest: Manifest) -> str:
         template.substitute(
             index=index,
             port=port,
-            name=_comment(tensor.name),
+            name=comment(tensor.name),
             dtype=tensor.dtype,
             type=_CPP_TYPES[tensor.dtype],
             ndim=len(tensor.shape),
@@ -198,7 +199,7 @@ class Model(_model.Model):
 
 def _python(manifest: Manifest) -> str:
     ports = [
-        f"{kind} {index}: {_comment(tensor.name)}, {tensor.dtype}, {_size_text(tensor)}"
+        f"{kind} {index}: {comment(tensor.name)}, {tensor.dtype}, {_size_text(tensor)}"
         for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs))
         for index, tensor in enumerate(tensors)
     ]
@@ -236,9 +237,3 @@ def _count(tensor: TensorInfo) -> int:
 
 def _size_text(tensor: TensorInfo) -> str:
     return "x".join(str(size) for size in tensor.shape) or "scalar"
-
-
-def _comment(text: str) -> str:
-    """Text of the model's that ends neither a comment nor a Python string."""
-    kept = "".join(c if c.isprintable() and c not in '\\"' else "." for c in text)
-    return kept.replace("*/", "* /").replace("/*", "/ *")

@@ -127,7 +127,7 @@ def model_source(
     features = [*(_c_string(f) for f in cpu_features), "nullptr"]
     # Some compilers refuse arrays of no elements, and a network may well have no steps.
     return f"""\
-// Written by edgesdk for model {_comment(name)}, target {_comment(target)}. Do not edit.
+// Written by edgesdk for model {comment(name)}, target {comment(target)}. Do not edit.
 {"" if device is None else '#include "accelerator.h"'}
 #include "plan.h"
 #include "weights.h"
@@ -204,7 +204,7 @@ def model_header(name: str, *, inputs: Sequence[Port], outputs: Sequence[Port]) 
     for kind, ports in (("input", inputs), ("output", outputs)):
         for index, port in enumerate(ports):
             shape = "x".join(str(d) for d in port.shape) or "scalar"
-            lines.append(f" * {kind} {index}: {_comment(port.name)}, {port.dtype}, {shape}")
+            lines.append(f" * {kind} {index}: {comment(port.name)}, {port.dtype}, {shape}")
     lines.append(" */")
     return (
         "\n".join(lines)
@@ -323,5 +323,7 @@ def _asm_string(path: Path) -> str:
     return json.dumps(json.dumps(str(path), ensure_ascii=False), ensure_ascii=False)[1:-1]
 
 
-def _comment(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text).replace("*/", "* /")
+def comment(text: str) -> str:
+    """Returns a model's name for something, so that it ends no comment and no string around it."""
+    kept = "".join(c if c.isprintable() and c not in '\\"' else "." for c in text)
+    return kept.replace("*/", "* /").replace("/*", "/ *")

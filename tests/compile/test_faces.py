@@ -5,10 +5,12 @@ One network with inputs and outputs of several types; NumPy says what they shoul
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,11 @@ import pytest
 from onnx import TensorProto, helper
 
 import edgesdk
-from edgesdk.bundle.faces import module_name
+from edgesdk.bundle.faces import module_name, write_faces
+from edgesdk.bundle.manifest import TensorInfo, read_manifest
+from edgesdk.compiler import emit
 from edgesdk.proc import run_command
+from edgesdk.resources import data_folder
 
 X = np.array([[1.5, -2, 3], [-4, 5.25, -6]], np.float32)
 N = np.array([7, -(2**40)], np.int64)
@@ -273,6 +278,40 @@ def test_csharp(bundle: Path, tmp_path: Path) -> None:
     assert said["early"] == "5"
     assert said["size"] == "x has 24 bytes, the array 20"
     _check_results(said)
+
+
+# Names that want the same identifier, that end comments and strings, or that are no letters.
+AWKWARD = (
+    TensorInfo("x", (1, 2), "float32"),
+    TensorInfo("x_shape", (), "float64"),
+    TensorInfo("x:shape", (0, 3), "int8"),
+    TensorInfo('a*/b/*c"d\\', (4,), "float16"),
+    TensorInfo("輸入", (2,), "bfloat16"),
+    TensorInfo("class", (2,), "bool"),
+)
+
+
+def test_awkward_names_compile(tmp_path: Path, fake_bundle: Callable[..., Path]) -> None:
+    manifest = read_manifest(fake_bundle(tmp_path / "net"))
+    manifest = dataclasses.replace(manifest, name="json", inputs=AWKWARD, outputs=AWKWARD[::-1])
+    include = tmp_path / "include"
+    include.mkdir()
+    write_faces(tmp_path, manifest)
+    ports = [emit.Port(t.name, t.shape, t.dtype) for t in AWKWARD]
+    (include / "json.h").write_text(emit.model_header("json", inputs=ports, outputs=ports[::-1]))
+    shutil.copy(data_folder("device_scripts") / "include" / "edgesdk_model.h", include)
+    (tmp_path / "app.cc").write_text(
+        "#include <json.hpp>\n"
+        "static_assert(edgesdk_json::Model::input_x_shape.size() == 2);\n"
+        "bool Bind(edgesdk_json::Model* model, edgesdk::Span<const double> data) {\n"
+        "  return model->bind_input_x_shape_1(data) && !model->input_class().empty();\n"
+        "}\n"
+    )
+    flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-pedantic", "-Werror"]
+    _succeeds(["g++", *flags, f"-I{include}", "app.cc"], tmp_path)
+    python = tmp_path / "python" / "json_net" / "__init__.py"
+    compile(python.read_text(encoding="utf-8"), "json_net", "exec")
+    _succeeds(["mcs", "-target:library", "-out:net.dll", "csharp/json_net.cs"], tmp_path)
 
 
 @pytest.mark.parametrize(
