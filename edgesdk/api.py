@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from edgesdk.bundle.manifest import VerificationInfo
+    from edgesdk.bundle.manifest import GpuContract, VerificationInfo
     from edgesdk.compiler import CompiledModel
+    from edgesdk.compiler.cuda import Image
     from edgesdk.compiler.gate import Sample
     from edgesdk.deploy.batch import BatchReport
     from edgesdk.deploy.bench import BenchReport
@@ -41,6 +42,7 @@ def compile(
     model: str | Path | torch.nn.Module,
     *,
     target: str = "local",
+    device: str | None = None,
     example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     output: str | Path | None = None,
@@ -55,7 +57,9 @@ def compile(
     """Compiles a model for a target and returns the bundle that it wrote.
 
     `model` is a file (ONNX, TFLite, or what torch.export.save wrote), or a PyTorch module with
-    `example_inputs`, the arguments that its forward() takes. `shapes` fixes dimensions that the
+    `example_inputs`, the arguments that its forward() takes. `device` is asked which board it is
+    where `target` is a family of boards ("jetson"); without it, the device that serves the family,
+    or the only one there is. `shapes` fixes dimensions that the
     model leaves open: input name -> sizes. `output` is the bundle's folder, by default
     `bundles/<model>-<target>`; a bundle that stands there is replaced. With `verify` (always,
     unless the results are checked elsewhere) the outputs are compared with those of ONNX Runtime,
@@ -65,11 +69,13 @@ def compile(
     the user's database, or in `records`), best for the kind of device `device_key`. `progress`
     hears each stage's name.
 
-    Raises UsageError (target, shapes, output), ModelError and UnsupportedModelError (the model),
+    Raises UsageError (target, shapes, output), DeviceMismatchError and DeviceUnreachableError (a
+    family of boards), ModelError and UnsupportedModelError (the model),
     ToolMissingError (a compiler), CompileError, ContractError, VerificationError.
     """
     from edgesdk.bundle.audit import audit_library, check_contract
     from edgesdk.bundle.writer import staged_folder
+    from edgesdk.deploy.connected import connected_target
     from edgesdk.profiles import load_target
     from edgesdk.toolchain import load_toolchain
 
@@ -78,7 +84,7 @@ def compile(
             f"unknown precision {precision!r}", hint=f"one of: {', '.join(PRECISIONS)}"
         )
     path = _model_file(model, example_inputs)
-    profile = load_target(target)
+    profile = load_target(connected_target(target, device))
     load_toolchain(profile.toolchain).require(profile.machine)
 
     from edgesdk.compiler import compile_model
@@ -183,23 +189,19 @@ def _fill(
     records_skipped: Mapping[str, int],
 ) -> None:
     """Writes the bundle's files."""
-    from edgesdk.bundle.manifest import ContractInfo, Manifest, TensorInfo
-    from edgesdk.bundle.writer import write_bundle
+    from dataclasses import replace
 
-    contract = profile.contract
+    from edgesdk.bundle.manifest import Manifest, TensorInfo
+    from edgesdk.bundle.writer import write_bundle
+    from edgesdk.deploy.facts import contract_of
+
     manifest = Manifest(
         name=imported.name,
         target=profile.name,
         description=profile.description,
         library=f"lib/{compiled.library.name}",
-        launcher=f"bin/{compiled.launcher.name}",
-        contract=ContractInfo(
-            os=contract.os,
-            machine=contract.machine,
-            libc=contract.libc,
-            libc_version=contract.libc_version,
-            cpu_features=contract.cpu_features,
-        ),
+        launcher=f"bin/{compiled.launcher.name}" if compiled.launcher else "",
+        contract=replace(contract_of(profile), gpu=_gpu_contract(profile, compiled)),
         inputs=tuple(TensorInfo(t.name, t.shape, t.dtype) for t in imported.inputs),
         outputs=tuple(TensorInfo(t.name, t.shape, t.dtype) for t in imported.outputs),
         golden_inputs=tuple(f"golden/input_{i}.npy" for i in range(len(imported.inputs))),
@@ -226,6 +228,8 @@ def _fill(
             "records_skipped": dict(records_skipped),
             "toolchain": compiled.toolchain.name,
             "tvm_target": profile.tvm,
+            "device_code": [_image_report(image) for image in compiled.device_images],
+            "device_code_remark": _image_remark(profile, compiled),
         },
     )
     write_bundle(
@@ -237,6 +241,50 @@ def _fill(
         golden_inputs=list(golden.inputs.values()),
         golden_outputs=list(golden.expected.values()),
     )
+
+
+def _gpu_contract(profile: TargetProfile, compiled: CompiledModel) -> GpuContract | None:
+    """What the code for the GPU asks of it; None if every kernel is for the CPU."""
+    from edgesdk.bundle.audit import version_key
+    from edgesdk.bundle.manifest import GpuContract
+
+    if profile.gpu is None or not compiled.device_images:
+        return None
+    cubins = [image for image in compiled.device_images if image.format == "cubin"]
+    ptx = next((image for image in compiled.device_images if image.format == "ptx"), None)
+    return GpuContract(
+        api=profile.gpu.api,
+        architectures=tuple(image.architecture for image in cubins),
+        ptx=ptx.architecture if ptx else None,
+        cuda=max((image.driver for image in cubins), key=version_key, default=None),
+        ptx_cuda=ptx.driver if ptx else None,
+    )
+
+
+def _image_report(image: Image) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "format": image.format,
+        "architecture": image.architecture,
+        "compiler": image.compiler,
+        "driver": image.driver,
+        "size_bytes": len(image.data),
+        "kernels": [asdict(kernel) for kernel in image.resources],
+    }
+
+
+def _image_remark(profile: TargetProfile, compiled: CompiledModel) -> str | None:
+    """What is to be said if the code was made for newer drivers than the target's."""
+    from edgesdk.compiler import cuda
+
+    if profile.gpu is None or not compiled.device_images:
+        return None
+    found = cuda.too_new(profile.gpu)
+    if found is None:
+        return None
+    why, fix = found
+    return f"{why} ({fix})" if fix else why
 
 
 def _build_id(
@@ -316,6 +364,7 @@ def tune(
     usable measurements; DeviceUnreachableError and DeviceError when it is lost for good. The first
     KeyboardInterrupt ends the search only.
     """
+    from edgesdk.deploy.connected import connected_target
     from edgesdk.profiles import load_target
     from edgesdk.tuning.options import TuneOptions
     from edgesdk.tuning.place import Board, Place, Tracked
@@ -326,7 +375,8 @@ def tune(
     chosen = options or TuneOptions(**choices)
     if (tracker is None) != (key is None):
         raise UsageError("a tracker and a key belong together", hint="--tracker host:port --key K")
-    profile = load_target(target)
+    asked = connected_target(target, device if tracker is None else None)
+    profile = load_target(asked)
     place: Place = Board(device, profile, threads=chosen.threads)
     if tracker is not None and key is not None:
         place = Tracked(tracker, key, profile)

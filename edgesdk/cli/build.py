@@ -12,6 +12,7 @@ import typer
 from edgesdk import console
 from edgesdk.cli.options import (
     AsJson,
+    AskedDevice,
     ModelArgument,
     Shapes,
     Target,
@@ -49,7 +50,7 @@ def init(
     """
     from edgesdk.cli.inspection import inspect_model
     from edgesdk.devices import load_devices
-    from edgesdk.profiles import load_target
+    from edgesdk.profiles import check_target_name
     from edgesdk.project import PROJECT_FILE_NAME, toml_key, write_project
 
     if Path(PROJECT_FILE_NAME).exists():
@@ -59,7 +60,7 @@ def init(
     shapes = parse_shapes(shape)
     chosen = list(dict.fromkeys(target or ["local"]))
     for name in chosen:
-        load_target(name)
+        check_target_name(name)
     report = inspect_model(model, shapes)
     devices = load_devices().values()
     served = {name: next((d.name for d in devices if d.target == name), None) for name in chosen}
@@ -127,6 +128,7 @@ def inspect(
 def compile_(
     model: ModelArgument = None,
     target: Target = None,
+    device: AskedDevice = None,
     shape: Shapes = None,
     precision: Annotated[
         str | None,
@@ -152,7 +154,7 @@ def compile_(
     """
     from edgesdk import api
 
-    works = plan_works(model, target, parse_shapes(shape), precision, output)
+    works = plan_works(model, target, parse_shapes(shape), precision, output, device=device)
     inputs = parse_inputs(given) if given else None
     results = []
     for work in works:
@@ -161,6 +163,7 @@ def compile_(
             bundle = api.compile(
                 work.model,
                 target=work.profile,
+                device=work.device,
                 shapes=work.shapes,
                 output=work.output,
                 precision=work.precision,
@@ -178,7 +181,8 @@ def compile_(
 
 @dataclass(frozen=True)
 class _Work:
-    """One bundle to compile. `name` is the target as the user or the project calls it."""
+    """One bundle to compile. `name` is the target as the user or the project calls it, `device` the
+    one that is asked which board it is, where the target leaves that open."""
 
     name: str
     title: str
@@ -187,6 +191,7 @@ class _Work:
     shapes: dict[str, tuple[int, ...]]
     precision: str
     output: Path | None
+    device: str | None
 
 
 def plan_works(
@@ -195,6 +200,8 @@ def plan_works(
     shapes: dict[str, tuple[int, ...]],
     precision: str | None,
     output: Path | None,
+    *,
+    device: str | None = None,
 ) -> list[_Work]:
     """What to compile: the arguments win, the project fills in what they leave out."""
     project = project_of(model)
@@ -205,7 +212,7 @@ def plan_works(
                 "no target is given", hint="add --target local, or one of `edgesdk targets`"
             )
         chosen = precision or "fp32"
-        return [_Work(target, Path(target).stem, path, target, shapes, chosen, output)]
+        return [_Work(target, Path(target).stem, path, target, shapes, chosen, output, device)]
     # A target that the project does not name is fine as an argument: it has no options then.
     targets = [target] if target is not None else list(project.targets)
     if not targets:
@@ -230,6 +237,7 @@ def plan_works(
                 shapes={**project.shapes, **shapes},
                 precision=precision or (options.precision if options else "fp32"),
                 output=output or project.bundle_path(name),
+                device=device or (options.device if options else None),
             )
         )
     return works
@@ -261,6 +269,7 @@ def _result(bundle: Bundle, duration_s: float) -> dict[str, Any]:
         "outputs": [asdict(t) for t in manifest.outputs],
         "coverage": manifest.build.get("coverage"),
         "repairs": manifest.build.get("repairs"),
+        "device_code": manifest.build.get("device_code"),
         "verification": asdict(manifest.verification),
         "duration_s": round(duration_s, 3),
     }
@@ -292,10 +301,26 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
             ("weights", size_text(manifest.weights_bytes)),
             ("activations", size_text(manifest.arena_bytes)),
             ("kernels", served or "none"),
+            *(("gpu code", _image_text(image)) for image in build.get("device_code", ())),
             ("verified", verified),
             ("took", f"{duration_s:.1f} s"),
         ]
     )
+
+
+def _image_text(image: dict[str, Any]) -> str:
+    """One piece of code for the GPU: who takes it, and what its kernels need."""
+    kind = "" if image["format"] == "cubin" else "PTX for GPUs after "
+    text = (
+        f"{kind}sm_{image['architecture']}, by {image['compiler']},"
+        f" for drivers of CUDA {image['driver']} and later"
+    )
+    kernels = image["kernels"]
+    if not kernels:
+        return text
+    registers = max(kernel["registers"] for kernel in kernels)
+    spilling = sum(kernel["spill_bytes"] > 0 for kernel in kernels)
+    return f"{text}; {len(kernels)} functions, at most {registers} registers, {spilling} spill"
 
 
 def _shown(path: Path) -> str:
@@ -321,6 +346,8 @@ def _warn(bundle: Bundle) -> None:
         )
     elif manifest.verification.detail:
         console.warn(f"{manifest.target}: {manifest.verification.detail}")
+    if manifest.build.get("device_code_remark"):
+        console.warn(f"{manifest.target}: {manifest.build['device_code_remark']}")
     for reason, count in manifest.build.get("records_skipped", {}).items():
         console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
     # A quantised network's tolerance says nothing about this one.

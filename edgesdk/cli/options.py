@@ -31,6 +31,10 @@ Device = Annotated[
     str | None,
     typer.Option("--device", metavar="D", help="A device; `edgesdk devices` lists them."),
 ]
+AskedDevice = Annotated[
+    str | None,
+    typer.Option("--device", metavar="D", help="The board that `--target jetson` asks."),
+]
 BundleArgument = Annotated[
     Path | None,
     typer.Argument(

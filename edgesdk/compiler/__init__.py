@@ -26,14 +26,15 @@ _MAX_KERNEL_NAME = 48
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """A linked library and its launcher, on this machine, not yet a bundle.
+    """A linked library and its launcher (if there can be one), on this machine, not yet a bundle.
 
     Sizes are in bytes. `activations_bytes` is what the intermediate tensors would take without
-    reuse of memory; `arena_bytes` what they take.
+    reuse of memory; `arena_bytes` what they take. `device_images` is the code for the GPU that is
+    in the library.
     """
 
     library: Path
-    launcher: Path
+    launcher: Path | None
     header: str
     build_id: str
     toolchain: Toolchain
@@ -42,6 +43,7 @@ class CompiledModel:
     arena_bytes: int
     activations_bytes: int
     num_kernel_calls: int
+    device_images: tuple[cuda.Image, ...] = ()
 
 
 def compile_model(
@@ -115,6 +117,7 @@ def compile_model(
         arena_bytes=plan.arena_bytes,
         activations_bytes=plan.activations_bytes,
         num_kernel_calls=sum(s.kernel is not None for s in plan.steps),
+        device_images=code.images.images if code.images is not None else (),
     )
 
 

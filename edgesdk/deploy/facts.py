@@ -60,6 +60,7 @@ _CORES = {
     ("0x41", "0xd4d"): "Cortex-A715",
     ("0x41", "0xd80"): "Cortex-A520",
     ("0x41", "0xd81"): "Cortex-A720",
+    ("0x41", "0xd83"): "Neoverse-V3AE",
     ("0x4e", "0x003"): "Denver 2",
     ("0x4e", "0x004"): "Carmel",
 }
