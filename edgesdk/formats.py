@@ -30,16 +30,17 @@ class ExportList:
 class ObjectFormat:
     """A format. In `library`, `program` and `shared_flags`, "{}" stands for the file's name.
 
-    `exports` is None where the objects themselves say what is exported. `resident_flags` keep a
-    library in memory for good and bind it to its own symbols. `launcher_flags` are for programs
-    that start in wmain.
+    `program` is None, and a library an archive of objects, where only the maker of the system has
+    what is needed for linking. `exports` is None where the objects themselves say what is exported.
+    `resident_flags` keep a library in memory for good and bind it to its own symbols.
+    `launcher_flags` are for programs that start in wmain.
     """
 
     library: str
-    program: str
+    program: str | None
     compile_flags: tuple[str, ...]
-    link_flags: tuple[str, ...]
-    shared_flags: tuple[str, ...]
+    link_flags: tuple[str, ...] = ()
+    shared_flags: tuple[str, ...] = ()
     exports: ExportList | None = None
     resident_flags: tuple[str, ...] = ()
     program_flags: tuple[str, ...] = ()
@@ -92,5 +93,10 @@ FORMATS = {
         compile_flags=("-fPIC", "-fvisibility=hidden"),
         link_flags=("-Wl,-dead_strip",),
         shared_flags=("-shared", "-Wl,-install_name,@rpath/{}"),
+    ),
+    "macho-archive": ObjectFormat(
+        library="lib{}.a",
+        program=None,
+        compile_flags=("-fPIC", "-fvisibility=hidden"),
     ),
 }

@@ -40,6 +40,9 @@ _COMPILE_FLAGS = (
 )
 _CXX_FLAGS = ("-std=c++17", "-fvisibility-inlines-hidden")
 
+# Stands in a command for the file that it writes.
+_OUTPUT = "{output}"
+
 _DEBIAN_WINE = "/usr/lib/wine/wine64"
 # The first program starts Wine's servers, which keep its output open for seconds after its end: so
 # that is not the program whose output is read.
@@ -65,12 +68,14 @@ class Compilers:
     """One set of commands; "{python}" is this Python, an empty `strip` means nothing to strip.
 
     `link` links, by default `cxx` does: the C compiler spares zig building a C++ library first.
+    `ar` makes archives, where there are no libraries (`ObjectFormat.program`).
     """
 
     cc: tuple[str, ...]
     cxx: tuple[str, ...]
     strip: tuple[str, ...] = ()
     link: tuple[str, ...] = ()
+    ar: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Toolchain:
 
     `machine` is the machine it builds for ("native": this one), `format` that of the files it
     links, `sysroot` the folder with the target's C library for `qemu -L`, `python_module` a module
-    the commands need.
+    the commands need, whose folder "{module}" stands for in `compile_flags`.
     """
 
     name: str
@@ -95,7 +100,7 @@ class Toolchain:
     machine: str
     compilers: tuple[Compilers, ...]
     packages: Packages
-    format: Literal["elf", "pe", "macho"] = "elf"
+    format: Literal["elf", "pe", "macho", "macho-archive"] = "elf"
     compile_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     sysroot: str | None = None
@@ -119,6 +124,7 @@ class Toolchain:
                 cxx=_with_python(candidate.cxx),
                 strip=_with_python(candidate.strip),
                 link=_with_python(candidate.link or candidate.cxx),
+                ar=_with_python(candidate.ar),
             )
             if all(shutil.which(c[0]) for c in (found.cc, found.cxx, found.strip) if c) and (
                 self.python_module is None or importlib.util.find_spec(self.python_module)
@@ -166,14 +172,14 @@ class Toolchain:
         command = [*(tools.cc if is_c else tools.cxx), *_COMPILE_FLAGS]
         command += self.object_format.compile_flags
         command += [] if is_c else _CXX_FLAGS
-        command += self.compile_flags
+        command += self._compile_flags()
         # No path of this machine in the product: __FILE__ is relative to its folder.
         command += [f"-ffile-prefix-map={folder}/=" for folder in (source.parent, *include)]
         command += [f"-I{folder}" for folder in include]
         command += [
             f"-D{name}={value}" if value else f"-D{name}" for name, value in (defines or {}).items()
         ]
-        command += [*flags, "-c", str(source)]
+        command += [*flags, "-c", str(source), "-o", _OUTPUT]
         self._build(command, output, f"compile {source.name}")
         return output
 
@@ -187,15 +193,19 @@ class Toolchain:
         libraries: Sequence[str] | None = None,
         flags: Sequence[str] = (),
     ) -> Path:
-        """Links `objects` into the shared library `output`; a symbol left undefined is an error.
+        """Links `objects` into the library `output`; a symbol left undefined is an error.
 
         `exported` names the symbols that it shows (the last character may be a "*"); without it,
         what the C++ library exports is exported again, so give it. Formats in which the objects
         say what is exported (PE) take no notice of it. `libraries` is by default all that the
-        format's systems have for a C program. Raises ToolMissingError, or CompileError with the
-        linker's first error.
+        format's systems have for a C program. A format without programs has an archive of `objects`
+        instead. Raises ToolMissingError, or CompileError with the linker's first error.
         """
         form = self.object_format
+        if form.program is None:
+            command = [*self.require().ar, "rcsD", _OUTPUT, *map(str, objects)]
+            self._build(command, output, f"make {output.name}")
+            return output
         extra = [flag.format(soname) for flag in form.shared_flags]
         if exported is None or form.exports is None:
             return self._link([*extra, *flags], objects, output, libraries)
@@ -243,6 +253,7 @@ class Toolchain:
             *tools.cc,
             *tools.cxx,
             *tools.link,
+            *tools.ar,
             *_COMPILE_FLAGS,
             *_CXX_FLAGS,
             repr(self.object_format),
@@ -265,18 +276,22 @@ class Toolchain:
         form = self.object_format
         libraries = form.libraries if libraries is None else libraries
         command = [*self.require().link, *form.link_flags, *self.link_flags, *flags]
-        command += [*map(str, objects), *(f"-l{library}" for library in libraries)]
+        command += [*map(str, objects), *(f"-l{library}" for library in libraries), "-o", _OUTPUT]
         self._build(command, output, f"link {output.name}")
         return output
+
+    def _compile_flags(self) -> list[str]:
+        spec = importlib.util.find_spec(self.python_module) if self.python_module else None
+        module = str(Path(spec.origin).parent) if spec is not None and spec.origin else ""
+        return [flag.replace("{module}", module) for flag in self.compile_flags]
 
     def _build(self, command: list[str], output: Path, what: str) -> None:
         # To a folder beside it, then renamed: whoever finds `output` finds it whole. The name stays
         # the same, because linkers write it into libraries of Windows.
         with tempfile.TemporaryDirectory(prefix=".build.", dir=output.parent) as folder:
             partial = Path(folder) / output.name
-            result = run_command(
-                [*command, "-o", str(partial)], timeout_s=_COMPILE_LIMIT_S, env={"LC_ALL": "C"}
-            )
+            argv = [str(partial) if word == _OUTPUT else word for word in command]
+            result = run_command(argv, timeout_s=_COMPILE_LIMIT_S, env={"LC_ALL": "C"})
             if not result.ok:
                 raise _failure(result, what)
             partial.replace(output)

@@ -33,6 +33,7 @@ _EF_ARM_ABI_FLOAT_HARD = 0x400
 # The first bytes of files that are not ELF.
 _PE = b"MZ"
 _MACHO = b"\xcf\xfa\xed\xfe"
+_ARCHIVE = b"!<arch>\n"
 
 # What a model's library shows: edgesdk_model.h and its own opening function.
 _API_PREFIX = "edgesdk_"
@@ -97,11 +98,13 @@ def audit_library(path: Path) -> AuditReport:
 
     try:
         with path.open("rb") as stream:
-            start = stream.read(len(_MACHO))
+            start = stream.read(8)
             if start.startswith(_PE):
                 return _from_pe(path)
-            if start == _MACHO:
+            if start.startswith(_MACHO):
                 return _from_macho(path)
+            if start == _ARCHIVE:
+                return _from_archive(path)
             return _read(path, ELFFile(stream))
     except FileNotFoundError:
         raise ContractError(f"{path} does not exist") from None
@@ -304,4 +307,27 @@ def _from_macho(path: Path) -> AuditReport:
         shown_on_purpose=False,
         os=image.system,
         unsigned=not image.signed,
+    )
+
+
+def _from_archive(path: Path) -> AuditReport:
+    from edgesdk.bundle.macho import read_archive
+
+    images = read_archive(path)
+    first = images[0]
+    # If there is one for another system, that is what there is to say.
+    odd = next((i for i in images if (i.machine, i.system) != (first.machine, first.system)), first)
+    return AuditReport(
+        path=path,
+        machine=odd.machine,
+        bits=64,
+        hard_float=None,
+        soname=None,
+        needed=(),  # Xcode's linker finds out
+        run_path=(),
+        versions={},
+        exports=tuple(sorted({name for image in images for name in image.exports})),
+        undefined=tuple(sorted({name for image in images for name in image.undefined})),
+        shown_on_purpose=False,
+        os=odd.system,
     )

@@ -14,7 +14,11 @@ from edgesdk.errors import ContractError
 
 _MACHINES = {0x0100000C: "aarch64", 0x01000007: "x86_64"}
 _SYSTEMS = {1: "macos", 2: "ios"}
-_DYLIB = 6
+_EXECUTABLE = 2
+
+# <ar.h>, and the table of contents that ranlib makes.
+_ARCHIVE = b"!<arch>\n"
+_SYMBOL_TABLE = b"__.SYMDEF"
 
 # Flags of the header.
 _ALLOW_STACK_EXECUTION = 0x20000
@@ -63,6 +67,33 @@ def read_image(path: Path) -> MachOImage:
         raise ContractError(f"{path.name} is not a whole Mach-O file: {error}") from error
 
 
+def read_archive(path: Path) -> list[MachOImage]:
+    """Reads the objects of the archive `path`, in BSD's format.
+
+    `exports` and `undefined` are those of each. Raises ContractError when it is damaged.
+    """
+    data = path.read_bytes()
+    images, place = [], len(_ARCHIVE)
+    try:
+        while place < len(data):
+            header = data[place : place + 60].decode("ascii")
+            size, name_bytes = int(header[48:58]), 0
+            if header.startswith("#1/"):  # the name is in front of the data
+                name_bytes = int(header[3:16])
+            start = place + 60 + name_bytes
+            member = data[start : place + 60 + size]
+            if len(member) != size - name_bytes:
+                raise ValueError("it ends within an object")
+            if not data[place + 60 : start].startswith(_SYMBOL_TABLE):
+                images.append(_read(member))
+            place += 60 + size + size % 2
+        if not images:
+            raise ValueError("it has no objects")
+    except (struct.error, ValueError) as error:
+        raise ContractError(f"{path.name} is not a whole archive: {error}") from error
+    return images
+
+
 def _read(data: bytes) -> MachOImage:
     machine, kind, flags = struct.unpack_from("<4xI4xI8xI", data)
     name, system, version, signed = None, None, None, False
@@ -98,7 +129,7 @@ def _read(data: bytes) -> MachOImage:
         run_path=tuple(run_path),
         exports=tuple(sorted(exports)),
         undefined=tuple(sorted(undefined)),
-        moves=kind == _DYLIB or bool(flags & _PIE),
+        moves=kind != _EXECUTABLE or bool(flags & _PIE),
         stack_executes=bool(flags & _ALLOW_STACK_EXECUTION),
         signed=signed,
     )

@@ -62,7 +62,7 @@ def write_bundle(
     manifest: Manifest,
     *,
     library: Path,
-    launcher: Path,
+    launcher: Path | None,
     header: str,
     golden_inputs: Sequence[np.ndarray],
     golden_outputs: Sequence[np.ndarray],
@@ -72,14 +72,16 @@ def write_bundle(
 
     import numpy as np
 
-    for name in ("lib", "bin", "include", "golden", f"lib/cmake/{manifest.name}"):
+    for name in ("lib", "include", "golden", f"lib/cmake/{manifest.name}"):
         (folder / name).mkdir(parents=True)
     shutil.move(library, folder / manifest.library)
     if manifest.contract.os == "windows":
         for name, data in link_files(folder / manifest.library).items():
             (folder / manifest.library).with_name(name).write_bytes(data)
-    shutil.copyfile(launcher, folder / manifest.launcher)
-    (folder / manifest.launcher).chmod(0o755)
+    if launcher is not None:
+        (folder / "bin").mkdir()
+        shutil.copyfile(launcher, folder / manifest.launcher)
+        (folder / manifest.launcher).chmod(0o755)
     public = data_folder("device_scripts") / "include" / "edgesdk_model.h"
     shutil.copyfile(public, folder / "include" / public.name)
     (folder / "include" / f"{manifest.name}.h").write_text(header, encoding="utf-8")
@@ -165,7 +167,7 @@ _CMAKE = Template("""\
 # $name::$name.
 get_filename_component(_edgesdk_bundle "$${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 if(NOT TARGET $name::$name)
-  add_library($name::$name SHARED IMPORTED)
+  add_library($name::$name $kind IMPORTED)
   set_target_properties($name::$name PROPERTIES
     IMPORTED_LOCATION "$${_edgesdk_bundle}/$library"
     $link_by
@@ -183,17 +185,15 @@ def _cmake_config(manifest: Manifest) -> str:
     link_by = f'IMPORTED_SONAME "{soname}"'
     if manifest.contract.os == "windows":
         link_by = f'IMPORTED_IMPLIB "${{_edgesdk_bundle}}/{file.with_suffix(".lib").as_posix()}"'
-    return _CMAKE.substitute(name=manifest.name, library=manifest.library, link_by=link_by)
+    kind = "SHARED"
+    if file.suffix == ".a":
+        kind, link_by = "STATIC", 'IMPORTED_LINK_INTERFACE_LANGUAGES "C"'
+    return _CMAKE.substitute(
+        name=manifest.name, library=manifest.library, kind=kind, link_by=link_by
+    )
 
 
-_README = Template("""\
-# $name for $target
-
-$description
-
-This folder is complete: the network, its weights and its runtime are in one shared library that
-needs nothing but the C library.
-
+_TRY_IT = Template("""\
 ## Try it
 
 Copy the folder to the device, then there:
@@ -203,7 +203,24 @@ Copy the folder to the device, then there:
 
 The first compares the device's results with the reference's, the second measures the latency.
 `--help` shows how to run it on your own .npy files.
+""")
 
+_LINK_IT = """\
+## Link it
+
+The library is an archive of objects, for Xcode to link into your app. In Python and C# it cannot be
+loaded. `golden/` has inputs and the results that they should give.
+"""
+
+_README = Template("""\
+# $name for $target
+
+$description
+
+This folder is complete: the network, its weights and its runtime are in one library that needs
+nothing but the C library.
+
+$try_it
 ## Use it from C, C++, Python or C#
 
 With CMake:
@@ -272,7 +289,7 @@ def _readme(manifest: Manifest) -> str:
         name=manifest.name,
         target=manifest.target,
         description=manifest.description,
-        run=_command(manifest),
+        try_it=_TRY_IT.substitute(run=_command(manifest)) if manifest.launcher else _LINK_IT,
         ports="\n".join(lines),
         contract="\n".join(needs),
         **readme_parts(manifest),

@@ -112,7 +112,7 @@ def choose_seeds(
 def check_results(
     *,
     library: Path,
-    launcher: Path,
+    launcher: Path | None,
     profile: TargetProfile,
     toolchain: Toolchain,
     samples: Sequence[Sample],
@@ -131,7 +131,7 @@ def check_results(
     except ToolMissingError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return _not_run(reference, tolerance, f"{error.message}{hint}")
-    if prefix is None:
+    if prefix is None or launcher is None:
         return _not_run(reference, tolerance, f"no emulator for {profile.name} here")
     found: list[Difference] = []
     for sample in samples:

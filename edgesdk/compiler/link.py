@@ -67,8 +67,13 @@ def edgert_objects(toolchain: Toolchain) -> list[Path]:
     return [_cached_object(source, toolchain) for source in sorted(folder.glob("*.cc"))]
 
 
-def launcher(toolchain: Toolchain) -> Path:
-    """Returns the launcher executable for `toolchain`, from the cache or freshly built."""
+def launcher(toolchain: Toolchain) -> Path | None:
+    """Returns the launcher executable for `toolchain`, from the cache or freshly built.
+
+    None where this machine cannot link programs for the target.
+    """
+    if toolchain.object_format.program is None:
+        return None
     folder = data_folder("device_scripts") / "launcher"
     flags = toolchain.object_format.launcher_flags
     return _cached_program("edgesdk-run", sorted(folder.glob("*.cc")), toolchain, flags=flags)
@@ -90,7 +95,7 @@ def _cached_program(
     name: str, sources: Sequence[Path], toolchain: Toolchain, *, flags: Sequence[str] = ()
 ) -> Path:
     objects = [_cached_object(source, toolchain) for source in sources]
-    path = objects[0].parent / toolchain.object_format.program.format(name)
+    path = objects[0].parent / (toolchain.object_format.program or "{}").format(name)
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
             fresh = Path(temporary) / path.name

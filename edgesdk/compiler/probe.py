@@ -48,6 +48,7 @@ class Probe:
                 lookup=self.lookup,
                 name_build=lambda: "probe",
             )
+            assert compiled.launcher is not None  # else nothing was run that could differ
             feeds = [inputs[i.name] for i in imported.inputs]
             count = len(imported.outputs)
             arrays = self.execute(compiled.library, compiled.launcher, feeds, count)

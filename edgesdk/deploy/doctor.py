@@ -128,8 +128,9 @@ def _compiler(toolchain: Toolchain) -> Finding:
                 source = Path(folder) / "probe.cc"
                 source.write_text(_PROBE, encoding="utf-8")
                 built = toolchain.compile_object(source, Path(folder) / "probe.o")
-                program = toolchain.object_format.program.format("probe")
-                toolchain.link_executable([built], Path(folder) / program)
+                program = toolchain.object_format.program
+                if program is not None:
+                    toolchain.link_executable([built], Path(folder) / program.format("probe"))
     except EdgeSdkError as error:
         return Finding(name, False, error.message, toolchain.install_command)
     return Finding(name, True, detail)

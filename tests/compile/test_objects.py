@@ -7,19 +7,23 @@ import re
 import struct
 from pathlib import Path
 
+import onnx
 import pytest
 import tvm
+from onnx import TensorProto, helper
 from tvm import te
 
 import edgesdk
+from edgesdk.bundle import Bundle
 from edgesdk.bundle.audit import audit_library
+from edgesdk.bundle.macho import read_archive
 from edgesdk.compiler import codegen
 from edgesdk.compiler.objects import fit_for_linking, global_symbols
 from edgesdk.errors import CompileError
 from edgesdk.proc import run_command
 from edgesdk.profiles import load_target
 
-TARGETS = ("rpi4", "linux-x86_64", "windows-x86_64", "macos-arm64")
+TARGETS = ("rpi4", "linux-x86_64", "windows-x86_64", "macos-arm64", "ios-arm64")
 
 
 def built(target: str, folder: Path) -> Path:
@@ -79,27 +83,49 @@ def test_an_unknown_format_is_refused() -> None:
             fit_for_linking(bytearray(data), provided=())
 
 
-@pytest.mark.skipif(
+needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="the optional extra 'zig' is not installed"
 )
-def test_a_library_for_macs(tmp_path: Path) -> None:
-    import onnx
-    from onnx import TensorProto, helper
 
+
+def api_functions(bundle: Bundle) -> set[str]:
+    header = (bundle.path / "include" / "edgesdk_model.h").read_text()
+    declared = set(re.findall(r"\b(edgesdk_(?:model_\w+|get_api))\(", header))
+    return declared | {"edgesdk_open_net"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", [x], [y])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]),
-        tmp_path / "net.onnx",
-    )
-    bundle = edgesdk.compile(tmp_path / "net.onnx", target="macos-arm64", output=tmp_path / "out")
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(proto, tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+@needs_zig
+def test_a_library_for_macs(model: Path) -> None:
+    bundle = edgesdk.compile(model, target="macos-arm64", output=model.with_name("out"))
     assert bundle.manifest.verification.how == "not run"
     report = audit_library(bundle.library)
     assert (report.machine, report.os, report.soname) == ("aarch64", "macos", "@rpath/libnet.dylib")
     assert report.needed == ("/usr/lib/libSystem.B.dylib",)
-    header = (bundle.path / "include" / "edgesdk_model.h").read_text()
-    declared = set(re.findall(r"\b(edgesdk_(?:model_\w+|get_api))\(", header))
-    assert set(report.exports) == declared | {"edgesdk_open_net"}
+    assert set(report.exports) == api_functions(bundle)
     assert not report.unsigned
     cmake = (bundle.path / "lib/cmake/net/netConfig.cmake").read_text()
     assert 'IMPORTED_SONAME "@rpath/libnet.dylib"' in cmake
+
+
+@needs_zig
+def test_objects_for_iphones(model: Path) -> None:
+    bundle = edgesdk.compile(model, target="ios-arm64", output=model.with_name("out"))
+    assert bundle.manifest.verification.how == "not run"
+    assert (bundle.manifest.library, bundle.manifest.launcher) == ("lib/libnet.a", "")
+    images = read_archive(bundle.library)
+    assert {(i.machine, i.system, i.system_version) for i in images} == {("aarch64", "ios", "13.0")}
+    report = audit_library(bundle.library)
+    assert set(report.exports) == api_functions(bundle)
+    assert str(Path.home()).encode() not in bundle.library.read_bytes()
+    assert "launcher" not in (bundle.path / "README.md").read_text()
+    cmake = (bundle.path / "lib/cmake/net/netConfig.cmake").read_text()
+    assert "add_library(net::net STATIC IMPORTED)" in cmake

@@ -106,3 +106,33 @@ def test_a_damaged_file_is_no_crash(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(ContractError, match=r"libnet\.dylib is not a whole Mach-O file"):
             audit_library(path)
+
+
+def archive(*members: bytes) -> bytes:
+    """As ranlib leaves it: a table of contents, then the objects, each with its name in front."""
+    out = b"!<arch>\n"
+    for name, data in ((b"__.SYMDEF", b"\0" * 8), *((b"object.o", m) for m in members)):
+        name = name + bytes(-len(name) % 8)
+        size = len(name) + len(data)
+        out += f"#1/{len(name):<13}{0:<12}{0:<6}{0:<6}{644:<8}{size:<10}`\n".encode()
+        out += name + data + b"\n" * (size % 2)
+    return out
+
+
+def test_archives_of_objects(tmp_path: Path) -> None:
+    path = tmp_path / "libnet.a"
+    profile = load_target("ios-arm64")
+    api, kernel = {"kind": 1, "platform": 2}, {"kind": 1, "platform": 2, "symbols": []}
+    path.write_bytes(archive(dylib(**api), dylib(**kernel)))
+    report = audit_library(path)
+    assert (report.machine, report.os) == ("aarch64", "ios")
+    assert (report.exports, report.undefined) == (("edgesdk_get_api",), ("malloc",))
+    check_contract(report, profile)
+    path.write_bytes(archive(dylib(**api), dylib(kind=1, platform=1)))
+    with pytest.raises(ContractError, match="is built for macos, the target ios-arm64 is ios"):
+        check_contract(audit_library(path), profile)
+    whole = archive(dylib(**api))
+    for size in (8, 30, 100, 200, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ContractError, match=r"libnet\.a is not a whole archive"):
+            audit_library(path)

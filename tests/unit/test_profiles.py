@@ -69,6 +69,7 @@ def test_the_promised_targets_are_shipped() -> None:
         "rpizero2",
         "windows-x86_64",
         "macos-arm64",
+        "ios-arm64",
     } <= set(target_names())
 
 
@@ -84,6 +85,7 @@ def test_shipped_profile_is_complete(name: str) -> None:
         "linux": ("glibc", "libc.so.6", "elf"),
         "windows": (None, "kernel32.dll", "pe"),
         "macos": (None, "/usr/lib/libSystem.B.dylib", "macho"),
+        "ios": (None, "/usr/lib/libSystem.B.dylib", "macho-archive"),
     }[profile.contract.os]
     assert profile.contract.libc == libc
     assert profile.contract.cpu_features

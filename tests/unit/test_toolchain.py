@@ -58,6 +58,7 @@ def test_the_promised_toolchains_are_shipped() -> None:
         "native",
         "zig-aarch64",
         "zig-armhf",
+        "zig-ios-aarch64",
         "zig-macos-aarch64",
         "zig-windows-x86_64",
         "zig-x86_64",
