@@ -152,6 +152,7 @@ def _generate(
     scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup, calls=calls)
     progress(f"generating code for {len(kernels)} kernels")
     code, refused = _device_code(scheduled, symbols, tvm.target.Target(profile.tvm))
+    code = cuda.start_early(code, profile.gpu)
     objects: list[Path] = []
     if refused:
         host = profile.host()

@@ -30,6 +30,7 @@ def link_gpu_candidate(
 
     assert profile.gpu is not None
     code = device_code.generate({"candidate": scheduled}, tvm.target.Target(profile.tvm))
+    code = cuda.start_early(code, profile.gpu)
     exact = replace(profile.gpu, ptx=None)  # it is measured as it will run
     images = emit.DeviceImages(profile.gpu.api, cuda.compile_images(code.source, exact, keep=False))
     ports = [

@@ -33,6 +33,7 @@ class Launch:
     block: tuple[int, int, int]
     shared_bytes: int
     args: tuple[int, ...]
+    starts_early: bool = False  # it waits for the launch before it by itself (see cuda.py)
 
 
 @dataclass(frozen=True)

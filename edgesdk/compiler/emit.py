@@ -233,7 +233,9 @@ edgesdk_status edgesdk_open_{name}(uint32_t abi_version, const edgesdk_options* 
 
 def _launch(launch: Launch) -> str:
     grid, block = (", ".join(str(n) for n in sizes) for sizes in (launch.grid, launch.block))
-    return f"{{{_c_string(launch.function)}, {{{grid}}}, {{{block}}}, {launch.shared_bytes}u}}"
+    flags = "kEdgertStartsEarly" if launch.starts_early else "0u"
+    function, shared = _c_string(launch.function), f"{launch.shared_bytes}u"
+    return f"{{{function}, {{{grid}}}, {{{block}}}, {shared}, {flags}}}"
 
 
 def _device_tables(plan: Plan, launches: Sequence[str], device: DeviceImages | None) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 from edgesdk.schedules import tiles
 
 THREADS = 256  # of a block that has no reason for another number
+VECTOR = 4  # floats in 16 bytes, the widest load of a thread
+_MAX_UNROLLED = 25  # terms of a sum, those of a window
 
 
 def inline_maps(sch: Any, *, keep: Any | None = None) -> None:
@@ -48,7 +50,7 @@ def bind_map(sch: Any, block: Any) -> None:
     """A thread for every element, or for 4 neighbours of a large tensor."""
     loops = sch.get_loops(block) or [sch.add_unit_loop(block)]
     last = tiles.extent(sch, loops[-1])
-    if last == 4 and len(loops) > 1 and tiles.work(sch, block) >= 4 * THREADS:
+    if last == VECTOR and len(loops) > 1 and tiles.work(sch, block) >= VECTOR * THREADS:
         sch.vectorize(loops[-1])
         loops = loops[:-1]
     bind_threads(sch, loops)
@@ -62,6 +64,25 @@ def bind_threads(sch: Any, loops: list[Any], *, threads: int = THREADS) -> Any:
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     return thread
+
+
+def sum_in_thread(sch: Any, block: Any, thread: Any) -> None:
+    """A thread adds up its element of the sum `block`, or its 4 neighbours, in registers."""
+    sch.set_scope(block, 0, "local")
+    sch.compute_at(block, thread, preserve_unit_loops=True)
+    axes = sch.get(block).iter_vars
+    loops = dict(enumerate(sch.get_loops(block)[-len(axes) :]))  # one for each axis, in their order
+    terms = [loops[i] for i, axis in enumerate(axes) if int(axis.iter_type) == tiles.REDUCE]
+    outputs = [loops[i] for i, axis in enumerate(axes) if int(axis.iter_type) != tiles.REDUCE]
+    if not outputs:
+        return
+    sch.reorder(*outputs[:-1], *terms, outputs[-1])
+    if tiles.extent(sch, outputs[-1]) == VECTOR:
+        sch.vectorize(outputs[-1])
+    if tiles.reduction_size(sch, block) <= _MAX_UNROLLED:
+        for loop in terms:  # so they are read at once, not one after the other
+            sch.unroll(loop)
+    sch.decompose_reduction(block, terms[0])
 
 
 def _spatial_work(sch: Any, block: Any) -> int:

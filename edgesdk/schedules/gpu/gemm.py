@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from edgesdk.profiles import GpuInfo, TargetProfile
 from edgesdk.schedules import tiles
 from edgesdk.schedules.conv2d import Conv2d
-from edgesdk.schedules.gpu.binding import bind_threads, epilogue_of
+from edgesdk.schedules.gpu.binding import VECTOR, bind_threads, epilogue_of, sum_in_thread
 from edgesdk.schedules.hardware import divisors
 from edgesdk.schedules.template import Knobs, Space, Template
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 GEMM = "gpu_gemm"
-VECTOR = 4  # floats in 16 bytes, the widest load of a thread
 _THREADS_OF_SUM = 128  # in a block that adds up partial sums
 # Fewer pixels make a product of a matrix and a few vectors, which is bound by reading the matrix.
 _MIN_PIXELS = 8
@@ -365,8 +364,7 @@ def _split_sums(sch: Any, block: Any, parts: int) -> tuple[Any, Any]:
     else:
         rest.append(lane)
     thread = bind_threads(sch, rest, threads=_THREADS_OF_SUM)
-    sch.set_scope(block, 0, "local")
-    sch.compute_at(block, thread, preserve_unit_loops=True)
+    sum_in_thread(sch, block, thread)
     return partial, sch.cache_write(partial, 0, "local")
 
 

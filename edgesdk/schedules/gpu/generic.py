@@ -14,17 +14,19 @@ from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import tiles
 from edgesdk.schedules.gpu.binding import (
     THREADS,
+    VECTOR,
     bind_map,
     bind_threads,
     epilogue_of,
     inline_maps,
+    sum_in_thread,
 )
 from edgesdk.schedules.template import Knobs, Space
 
 NAME = "gpu_generic"
 
-# A sum of more terms than this is shared by threads.
-_LONG_SUM = 64
+# A sum of more terms than this is shared by threads, if there are few outputs.
+_LONG_SUM = 32
 # Outputs that keep a GPU busy with a thread each.
 _MANY = 16 * 1024
 
@@ -110,13 +112,12 @@ def _sum(sch: Any, block: Any, *, spread: bool) -> None:
         if not spatial:
             spatial = [sch.add_unit_loop(out)]
         last = tiles.extent(sch, spatial[-1])
-        if last == 4 and len(spatial) > 1:
+        if last == VECTOR and len(spatial) > 1:
             thread = bind_threads(sch, spatial[:-1], threads=128)
             sch.vectorize(spatial[-1])
         else:
             thread = bind_threads(sch, spatial, threads=128)
-        sch.set_scope(block, 0, "local")
-        sch.compute_at(block, thread, preserve_unit_loops=True)
+        sum_in_thread(sch, block, thread)
         return
     # Neighbouring threads read neighbouring elements: of the output if its last axis is not summed.
     columns = _contiguous_columns(sch, block, spatial)
