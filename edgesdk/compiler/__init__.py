@@ -114,7 +114,7 @@ def compile_model(
         toolchain=toolchain,
         coverage=code.coverage,
         weights_bytes=plan.weights_bytes,
-        arena_bytes=plan.arena_bytes,
+        arena_bytes=plan.arena_bytes + plan.device_arena_bytes,
         activations_bytes=plan.activations_bytes,
         num_kernel_calls=sum(s.kernel is not None for s in plan.steps),
         device_images=code.images.images if code.images is not None else (),
