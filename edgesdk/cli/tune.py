@@ -121,6 +121,9 @@ def tune(
     the search and writes the bundle of the best so far.
     """
     from edgesdk import api
+    from edgesdk.deploy.connected import serving_device
+    from edgesdk.devices import LOCAL_NAME
+    from edgesdk.profiles import target_families
     from edgesdk.tuning.live import LiveTable
     from edgesdk.tuning.options import TuneOptions
 
@@ -153,7 +156,10 @@ def tune(
     interrupted = False
     for work in works:
         table = project.targets.get(work.name) if project else None
-        chosen = device or (table.device if table else None) or "local"
+        chosen = device or (table.device if table else None)
+        if chosen is None:
+            family = work.profile in target_families() and tracker is None
+            chosen = serving_device(work.profile) if family else LOCAL_NAME
         with LiveTable() as live:
             result = api.tune(
                 work.model,

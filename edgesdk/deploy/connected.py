@@ -23,7 +23,7 @@ def connected_target(target: str, device: str | None) -> str:
     families = target_families()
     if target not in families:
         return target
-    name = device or _device_of(target)
+    name = device or serving_device(target)
     with open_transport(get_device(name)) as transport:
         return target_on(target, read_facts(transport), name=name)
 
@@ -46,7 +46,12 @@ def target_on(target: str, facts: DeviceFacts, *, name: str) -> str:
     )
 
 
-def _device_of(family: str) -> str:
+def serving_device(family: str) -> str:
+    """Returns the device that is asked which board of `family` it is.
+
+    That is the one that `devices.toml` has for the family, or the only one. Raises UsageError when
+    there is none, or more than one.
+    """
     devices = [d for d in load_devices().values() if d.name != LOCAL_NAME]
     serving = [d.name for d in devices if d.target == family] or [d.name for d in devices]
     if len(serving) == 1:
