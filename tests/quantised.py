@@ -48,6 +48,9 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "a prime number of columns": {
         "channels": 16, "out": 20, "size": (3, 39), "pads": [1, 0, 1, 0],
     },
+    "weights of 7 bits": {
+        "channels": 24, "out": 24, "size": (7, 7), "pads": [1] * 4, "weight_range": (-64, 65),
+    },
     "weights of one scale, unsigned": {
         "channels": 16, "out": 16, "size": (6, 6), "weight_zero": 128, "bias": False,
     },
@@ -124,6 +127,7 @@ def add_convolution(
     group: int = 1,
     weight_zero: int = 0,
     bias: bool = True,
+    weight_range: tuple[int, int] = (-128, 128),
     **attributes: Any,
 ) -> None:
     """A QLinearConv with a weight scale for each channel, or one for all."""
@@ -131,7 +135,7 @@ def add_convolution(
     x_name, x = made.data((1, channels, *size), x_type)
     draw = np.random.default_rng(made.seed + 100)
     unsigned = weight_zero != 0
-    low, high = (0, 256) if unsigned else (-128, 128)
+    low, high = (0, 256) if unsigned else weight_range
     weight = draw.integers(low, high, (out, channels // group, *window))
     shift = draw.integers(-5000, 5000, out) if bias else np.zeros(out, np.int64)
     scales = draw.uniform(0.001, 0.003, 1 if unsigned else out).astype(np.float32)

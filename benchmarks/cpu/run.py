@@ -1,6 +1,7 @@
 """edgesdk against the other runtimes on this machine's CPU, as Markdown (stdout) and JSON.
 
     python benchmarks/cpu/run.py [MODEL ...] [--threads 1,2] [--engines ...] [--roofline]
+    python benchmarks/cpu/run.py --int8 [MODEL ...] ...     the models quantised, beside fp32
 
 Same machine, threads and inputs; engines take turns, each in a process of its own, and each one's
 outputs are compared with ONNX Runtime's. The engines are installed into the cache folder.
@@ -36,6 +37,8 @@ from edgesdk.tuning.records import records_path
 
 ENGINES = ("onnxruntime", "openvino", "mnn", "ncnn", "litert", "iree")
 UNTUNED, TUNED = "edgesdk", "edgesdk tuned"
+# In the table of quantised models: the same model in floats.
+IN_FLOATS = " fp32"
 
 
 def main() -> None:
@@ -50,10 +53,16 @@ def main() -> None:
             folder = Path(temporary) / name
             folder.mkdir()
             print(f"{name}: preparing", file=sys.stderr, flush=True)
-            case = models.prepare(name)
+            original = models.prepare(name)
+            case = models.quantised(original) if options.int8 else original
             bundles, errors = compile_bundles(case, folder)
+            if options.int8:
+                (folder / "fp32").mkdir()
+                floats, _ = compile_bundles(original, folder / "fp32")
+                bundles |= {f"{label}{IN_FLOATS}": b for label, b in floats.items()}
             for threads in options.threads:
-                new = measure_case(case, bundles, errors, threads, folder, options)
+                beside = original if options.int8 else None
+                new = measure_case(case, bundles, errors, threads, folder, options, beside)
                 rows += [{"model": name, "threads": threads, **row} for row in new]
                 for row in new:
                     print(f"  {threads} {row}", file=sys.stderr)
@@ -75,6 +84,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=60, help="seconds of turns a model")
     parser.add_argument("--clock", choices=("cpu", "wall"), help="what the ratios compare")
     parser.add_argument("--json", type=Path, help="write all numbers into this file")
+    parser.add_argument("--int8", action="store_true", help="the models quantised, beside fp32")
     parser.add_argument("--roofline", action="store_true", help="also each layer's share of peak")
     options = parser.parse_args(arguments)
     options.models = options.models or list(every)
@@ -121,7 +131,9 @@ def measure_case(
     threads: int,
     folder: Path,
     options: argparse.Namespace,
+    in_floats: models.Case | None = None,
 ) -> list[dict[str, Any]]:
+    """One row for each engine, and with `in_floats` one for ONNX Runtime on that, too."""
     files = {label: ("edgesdk", bundle.library.resolve()) for label, bundle in bundles.items()}
     for engine in options.engines:
         if engine != "litert":
@@ -130,6 +142,8 @@ def measure_case(
             files[engine] = (engine, case.tflite)
         else:
             errors = {**errors, engine: "no .tflite file of this network"}
+    if in_floats is not None:
+        files[f"{REFERENCE}{IN_FLOATS}"] = (REFERENCE, in_floats.model)
     with contextlib.ExitStack() as stack:
         runners = {}
         for label, (engine, file) in files.items():
@@ -152,7 +166,7 @@ def print_head(options: argparse.Namespace) -> None:
     import psutil
 
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    print("# Runtimes on the CPU, fp32, batch 1\n")
+    print(f"# Runtimes on the CPU, {'int8' if options.int8 else 'fp32'}, batch 1\n")
     print(f"{now}. {detect_host().cpu_name}, {psutil.cpu_count()} CPUs,", end=" ")
     print(f"{psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()}.\n", flush=True)
 

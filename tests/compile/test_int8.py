@@ -17,6 +17,7 @@ from edgesdk.compiler import compile_model
 from edgesdk.compiler.gate import run_launcher
 from edgesdk.frontend import import_model
 from edgesdk.profiles import TargetProfile, load_target
+from edgesdk.schedules.dot import find_dot
 from edgesdk.toolchain import emulator_command
 
 # Signed and unsigned data on every kernel, the four combinations of types in turn.
@@ -69,3 +70,26 @@ def test_results_are_exact(target: str, tmp_path: Path) -> None:
     for (name, expected), actual in zip(network.expected.items(), results, strict=True):
         np.testing.assert_array_equal(actual, expected, err_msg=name)
         assert len(np.unique(expected)) > 10, f"{name} tells little"
+
+
+@pytest.mark.parametrize(
+    ("weight", "fits"),
+    [
+        ([64, 64, 0], True),  # 255 * 128 is below 2^15
+        ([64, 65, 0], False),
+        ([-64, -64, 0], True),
+        ([-64, -65, 0], False),
+        ([127, -128, 127], True),  # of opposite signs
+        ([0, 127, 127], True),  # no pair: sums begin at even places
+        ([0, 0, 127, 2], False),
+    ],
+)
+def test_sums_of_two_products_stay_within_16_bits(weight: list[int], fits: bool) -> None:
+    """The instruction that cuts them is used where they cannot reach that far, and only there."""
+    dot = find_dot(profile("linux-x86_64"), "uint8", np.asarray([weight]))
+    assert dot is not None
+    assert (dot.instruction.name == "pmaddubsw256") == fits
+    if fits:
+        pairs = np.pad(weight, (0, len(weight) % 2)).reshape(-1, 2)
+        extremes = [np.clip(pairs, *ends).sum(1) * 255 for ends in ((-128, 0), (0, 127))]
+        assert all((e >= -(2**15)).all() and (e < 2**15).all() for e in extremes)
