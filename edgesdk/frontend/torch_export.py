@@ -122,7 +122,8 @@ class TorchSession:
 
 def _load(path: Path) -> Any:
     torch = _torch()
-    with _quiet(), _told(f"PyTorch cannot read {path.name}"):
+    hint = "it may be damaged, or of a newer PyTorch: export it again with this one"
+    with _quiet(), _told(f"PyTorch cannot read {path.name}", hint):
         return torch.export.load(path)
 
 
@@ -158,17 +159,23 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
+_WAYS = "PyTorch's documentation of torch.export has ways around it; or give an ONNX file"
+
+
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _told(what: str, hint: str = _WAYS) -> Iterator[None]:
     """Whatever PyTorch raises becomes a ModelError that says `what`."""
     try:
         yield
     except EdgeSdkError:
         raise
     except Exception as error:
-        lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-        reason = next((line for line in lines if not line.startswith("#")), type(error).__name__)
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # what went wrong comes last
+            cause = cause.__cause__
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause))
+        line = next((line for line in text.splitlines() if line.strip()), "")
         raise ModelError(
-            f"{what}: {type(error).__name__}: {reason[:300]}",
-            hint="try torch.onnx.export(..., dynamo=True) and give the .onnx file",
+            f"{what}: {type(cause).__name__}: {' '.join(line.split())[:300]}",
+            hint=hint,
         ) from error

@@ -53,7 +53,7 @@ def test_a_program_verifies_its_bundle(said: dict[str, Any]) -> None:
     [
         ("no inputs", 2, "needs inputs", "example_inputs="),
         ("training", 2, "training mode", ".eval()"),
-        ("branch", 5, "PyTorch cannot export Branching", ".onnx"),
+        ("branch", 5, "PyTorch cannot export Branching", "ONNX"),
         ("nonzero", 5, "depends on values at run time", "inspect"),
         ("no model", 2, "not int", ".pt2"),
         ("open", 2, "leaves axis 0", "--shape image="),
