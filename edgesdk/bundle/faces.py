@@ -49,12 +49,30 @@ _CSHARP_KEYWORDS = (
 )
 
 
+_LOADING = Template("""
+Python 3.8 and newer, with NumPy; `python/` of this folder must be in `PYTHONPATH`:
+
+```python
+from $module import Model
+
+outputs = Model()($arguments)  # output name -> array
+```
+
+C# on .NET or Mono: add `csharp/$module.cs`, which says how, to your project.
+""")
+
+
 def write_faces(folder: Path, manifest: Manifest) -> None:
-    """Writes all faces of the bundle in `folder`, whose `include/` exists."""
+    """Writes the faces of the bundle in `folder`, whose `include/` exists.
+
+    Python and C# load a library when they run; an archive of objects has none for them.
+    """
     scripts = data_folder("device_scripts")
     include = folder / "include"
     shutil.copyfile(scripts / "include" / "edgesdk_model.hpp", include / "edgesdk_model.hpp")
     (include / f"{manifest.name}.hpp").write_text(_cpp(manifest), encoding="utf-8")
+    if not _can_be_loaded(manifest):
+        return
     module = module_name(manifest.name)
     python = folder / "python" / module
     python.mkdir(parents=True)
@@ -76,10 +94,10 @@ def readme_parts(manifest: Manifest) -> dict[str, str]:
         f"auto y{index} = model.{port}();"
         for index, (port, _) in enumerate(_ports("output", manifest.outputs))
     ]
+    loading = _LOADING.substitute(module=module_name(manifest.name), arguments=_arguments(manifest))
     return {
         "cpp_lines": "\n".join([*fill, "if (!model.run()) return fail(model.error());", *use]),
-        "module": module_name(manifest.name),
-        "arguments": _arguments(manifest),
+        "loading": loading if _can_be_loaded(manifest) else "",
     }
 
 
@@ -90,6 +108,10 @@ def module_name(name: str) -> str:
     """
     taken = keyword.iskeyword(name) or name in sys.stdlib_module_names or name == "numpy"
     return f"{name}_net" if taken or name in _CSHARP_KEYWORDS.split() else name
+
+
+def _can_be_loaded(manifest: Manifest) -> bool:
+    return Path(manifest.library).suffix != ".a"
 
 
 _CPP = Template("""\

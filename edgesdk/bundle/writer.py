@@ -208,8 +208,8 @@ The first compares the device's results with the reference's, the second measure
 _LINK_IT = """\
 ## Link it
 
-The library is an archive of objects, for Xcode to link into your app. In Python and C# it cannot be
-loaded. `golden/` has inputs and the results that they should give.
+The library is an archive of objects, for Xcode to link into your app. `golden/` has inputs and the
+results that they should give.
 """
 
 _README = Template("""\
@@ -221,7 +221,7 @@ This folder is complete: the network, its weights and its runtime are in one lib
 nothing but the C library.
 
 $try_it
-## Use it from C, C++, Python or C#
+## Use it in your program
 
 With CMake:
 
@@ -251,17 +251,7 @@ const void* result = NULL;
 edgesdk_model_get_output(model, 0, &result, NULL);
 edgesdk_model_close(model);
 ```
-
-Python 3.8 and newer, with NumPy; `python/` of this folder must be in `PYTHONPATH`:
-
-```python
-from $module import Model
-
-outputs = Model()($arguments)  # output name -> array
-```
-
-C# on .NET or Mono: add `csharp/$module.cs`, which says how, to your project.
-
+$loading
 ## What it takes and gives
 
 $ports

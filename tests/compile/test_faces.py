@@ -314,6 +314,16 @@ def test_awkward_names_compile(tmp_path: Path, fake_bundle: Callable[..., Path])
     _succeeds(["mcs", "-target:library", "-out:net.dll", "csharp/json_net.cs"], tmp_path)
 
 
+def test_an_archive_has_no_face_that_would_load_it(
+    tmp_path: Path, fake_bundle: Callable[..., Path]
+) -> None:
+    manifest = read_manifest(fake_bundle(tmp_path / "net"))
+    (tmp_path / "include").mkdir()
+    write_faces(tmp_path, dataclasses.replace(manifest, library="lib/libnet.a"))
+    assert (tmp_path / "include" / "net.hpp").exists()
+    assert not (tmp_path / "python").exists() and not (tmp_path / "csharp").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "module"), [("net", "net"), ("json", "json_net"), ("lambda", "lambda_net")]
 )
