@@ -4,6 +4,8 @@
 #   make test    all tests
 #   make lint    format, lint and types
 #   make bench   the numbers in benchmarks/, printed as Markdown
+#   make conformance   docs/conformance.md: ONNX's own cases for each operator, compiled and run
+#   make fuzz    random networks against ONNX Runtime, for MINUTES (10) from SEED (1) on
 #   make clean   remove what the others left in this checkout
 #
 # Each first installs what it needs and does not ask: Python packages into .venv, and, as root,
@@ -14,7 +16,7 @@ PYTHON := .venv/bin/python
 # cores.
 TEST_LIMIT_S := 2400
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench conformance fuzz clean
 
 demo:
 	@sh tools/setup.sh demo
@@ -36,6 +38,14 @@ lint:
 bench:
 	@sh tools/setup.sh test
 	@$(PYTHON) benchmarks/first_light.py
+
+conformance:
+	@sh tools/setup.sh test
+	@$(PYTHON) tools/conformance.py
+
+fuzz:
+	@sh tools/setup.sh test
+	@$(PYTHON) tests/compile/fuzz.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 clean:
 	rm -rf .venv build dist bundles out

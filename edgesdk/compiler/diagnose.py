@@ -21,7 +21,7 @@ from edgesdk.errors import EdgeSdkError, VerificationError
 from edgesdk.frontend import Reference
 from edgesdk.frontend.layers import Layer, LayeredModel, cut_model, load_layers
 from edgesdk.frontend.sources import REFERENCES, open_source
-from edgesdk.numerics import Difference, compare, tolerance_of
+from edgesdk.numerics import QUANTISED_TOLERANCE, Difference, compare, tolerance_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,9 +150,15 @@ def _reference_values(layered: LayeredModel, inputs: Arrays) -> _Values:
     expected = Reference(layered.path, shapes, outputs=layered.tensors).run(inputs)
     other = Reference(layered.path, shapes, outputs=layered.tensors, optimise=False).run(inputs)
     tolerances = {
-        name: tolerance_of({name: array}, {name: other[name]}) for name, array in expected.items()
+        name: _tolerance(layered, {name: array}, {name: other[name]})
+        for name, array in expected.items()
     }
     return _Values({**inputs, **expected}, tolerances)
+
+
+def _tolerance(layered: LayeredModel, expected: Arrays, other: Arrays) -> float:
+    """The difference allowed to `expected`, as the gate allows it to outputs."""
+    return QUANTISED_TOLERANCE if layered.quantised else tolerance_of(expected, other)
 
 
 def _all_layers(
@@ -279,7 +285,7 @@ def _first_cut(
         other = Reference(path, shapes, optimise=False).run(feeds)
         actual = probe.run(path, feeds)
         difference = compare(tensor, actual[tensor], expected[tensor])
-        tolerance = tolerance_of(expected, other)
+        tolerance = _tolerance(layered, expected, other)
         if not difference.within(tolerance):
             break
     else:

@@ -48,16 +48,7 @@ def import_model(
     quantised = is_quantised(walked.proto)
     del walked
     optimise(graph)
-    names = _identifiers(graph, list(given), output_names)
-    inputs = tuple(
-        _spec(name, names[id(v)], v) for name, v in zip(given, graph.inputs, strict=True)
-    )
-    results = tuple(
-        _spec(name, safe, v)
-        for name, safe, v in zip(
-            output_names, _output_identifiers(output_names), graph.outputs, strict=True
-        )
-    )
+    names, inputs, results = name_values(graph, list(given), output_names)
     hints = {name: walker.hints[id(v)] for name, v in given.items() if id(v) in walker.hints}
     repairs = (*assumed, *open_source(path).notes, *_repair_lines(walker.notes))
     flops = count_flops(graph)
@@ -119,6 +110,22 @@ def walk_model(
         assumed=fixed.assumed,
         opset=loaded.opset,
         sha256=loaded.sha256,
+    )
+
+
+def name_values(
+    graph: Graph, inputs: list[str], outputs: list[str]
+) -> tuple[dict[int, str], tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Returns an identifier for each value of `graph`, by its `id`, and what goes in and out.
+
+    `inputs` and `outputs` are the names of the graph's own in the model.
+    """
+    names = _identifiers(graph, inputs, outputs)
+    safe = _output_identifiers(outputs)
+    return (
+        names,
+        tuple(_spec(n, names[id(v)], v) for n, v in zip(inputs, graph.inputs, strict=True)),
+        tuple(_spec(n, s, v) for n, s, v in zip(outputs, safe, graph.outputs, strict=True)),
     )
 
 

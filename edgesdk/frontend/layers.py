@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 
 from edgesdk.frontend.graph import Value
 from edgesdk.frontend.importer import walk_model
+from edgesdk.frontend.integers import is_quantised
 from edgesdk.frontend.sources import open_source
 
 
@@ -43,13 +44,15 @@ class LayeredModel:
     """A model's layers in an order in which they can run.
 
     `constants` holds what is known of tensors while compiling (weights, and what was computed from
-    weights and shapes), by name. `outputs` are those of the model that a layer computes.
+    weights and shapes), by name. `outputs` are those of the model that a layer computes;
+    `quantised` is that of `ImportedModel`.
     """
 
     path: Path
     layers: tuple[Layer, ...]
     constants: Mapping[str, np.ndarray[Any, Any]]
     outputs: tuple[str, ...]
+    quantised: bool
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -95,7 +98,13 @@ def load_layers(path: Path, shapes: Mapping[str, Sequence[int]]) -> LayeredModel
         if isinstance(item, Value) and item.const is not None
     }
     results = tuple(o.name for o in graph.output if _at_run_time(env.get(o.name)))
-    return LayeredModel(open_source(path).onnx, tuple(layers[::-1]), constants, results)
+    return LayeredModel(
+        path=open_source(path).onnx,
+        layers=tuple(layers[::-1]),
+        constants=constants,
+        outputs=results,
+        quantised=is_quantised(walked.proto),
+    )
 
 
 def _at_run_time(item: Any) -> bool:

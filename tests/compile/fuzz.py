@@ -1,7 +1,7 @@
-"""Fuzzes for as long as you like: python tests/compile/fuzz.py graphs --minutes 60 --seed 1
+"""Fuzzes for as long as you like: make fuzz MINUTES=60 SEED=1
 
-What is found is written to --output, a folder for each: the model, shrunk, and what is wrong. Add
-it to conformance_cases.py when it is mended.
+What is found is written to out/fuzz (or --output), a folder for each: the model, shrunk, and what
+is wrong with it. Add it to conformance_cases.py when it is mended.
 """
 
 from __future__ import annotations

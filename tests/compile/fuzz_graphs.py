@@ -378,6 +378,10 @@ def _pool(g: RandomGraph, kind: str) -> None:
     }
     if g.integer(0, 2):
         attrs["pads"] = [g.integer(0, k - 1) for k in kernel * 2]
+    pads = attrs.get("pads", [0] * (2 * n))
+    sizes = [d + pads[i] + pads[i + n] for i, d in enumerate(x.array.shape[2:])]
+    if any(k > size for k, size in zip(kernel, sizes, strict=True)) and not attrs["ceil_mode"]:
+        raise Unfit  # ONNX Runtime rounds towards zero here, ONNX down: refused
     if kind == "AveragePool":
         attrs["count_include_pad"] = g.integer(0, 1)
     g.add(kind, x, **attrs)
