@@ -126,7 +126,7 @@ def test_json_before_the_command_is_not_lost_silently(cli: Cli) -> None:
 
 
 def in_place_of_compile(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
-    monkeypatch.setattr(build, "plan_works", lambda *arguments: action())
+    monkeypatch.setattr(build, "plan_works", lambda *arguments, **options: action())
 
 
 def test_an_interrupt_is_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
