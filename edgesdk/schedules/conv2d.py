@@ -350,14 +350,12 @@ def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
     """Among the tiles that divide the output evenly and fit the registers, the one with the most
     multiply-adds per load that still leaves every core some tiles."""
     problem = problem_of(sch, conv)
-    weight_bytes = problem.terms * lanes(profile) * 4  # of one channel block
     best, best_score = (1, 1), -1.0
     for columns, blocks in _fitting_tiles(problem.columns, problem.blocks, profile):
-        in_l1 = weight_bytes * blocks <= profile.cpu.l1d_kib * 512
         sums = columns * blocks
         # Two multiply-adds per cycle of some 4 cycles each: fewer sums wait for one another.
-        filled = min(1.0, sums / 12)
-        loads = columns + blocks * (1.0 if in_l1 else 2.0)
+        filled = min(1.0, sums / 8)
+        loads = columns + blocks
         tasks = problem.rows * (problem.columns // columns) * (problem.blocks // blocks)
         balance = min(1.0, tasks / (4.0 * profile.cpu.cores))
         score = filled * balance * sums / (sums + loads)
@@ -423,7 +421,7 @@ def _depthwise_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
 def _depthwise_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
     problem = problem_of(sch, conv)
     # Half of the registers hold sums, the others the window's weights and a row of inputs.
-    columns = max(divisors(problem.columns, max(4, accumulators(profile) // 2)))
+    columns = max(divisors(problem.columns, max(8, accumulators(profile) // 2)))
     # The rows of a task share their padded input; the more, the less of it is copied twice.
     rows = max(divisors(problem.rows, 8)) if _pad_of(sch, conv) is not None else 1
     return {"columns": columns, "rows": rows, "unroll": int(problem.terms <= 25)}
