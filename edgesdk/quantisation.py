@@ -74,7 +74,7 @@ def quantize_model(
     reduce_range: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> QuantisedModel:
-    """Writes `model` (an ONNX file in floats), quantised, to `output`.
+    """Writes `model` (in floats), quantised, as ONNX to `output`.
 
     `calibration` is a folder of samples, see `read_samples`. Weights become int8, with a scale for
     each output channel, or one for all without `per_channel`; `reduce_range` gives them 7 bits.
@@ -86,9 +86,11 @@ def quantize_model(
 
     from edgesdk.frontend.integers import is_quantised
     from edgesdk.frontend.load import load_onnx
+    from edgesdk.frontend.sources import open_source
 
-    load_onnx(model)  # for its errors
-    proto = onnx.load(model)
+    source = open_source(model).onnx
+    load_onnx(source)  # for its errors
+    proto = onnx.load(source)
     if is_quantised(proto):
         raise ModelError(f"{model} is quantised already", hint="give the model in floats")
     if not output.parent.is_dir():
@@ -117,7 +119,7 @@ def quantize_model(
             )
         progress("comparing with the model in floats")
         compared = samples[:_COMPARED]
-        outputs = _compare(model, raw, compared)
+        outputs = _compare(source, raw, compared)
         partial = output.with_name(f".{output.name}.tmp")
         try:
             partial.write_bytes(raw.read_bytes())

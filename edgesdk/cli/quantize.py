@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file in floats.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model's file, in floats.")],
     calibration: Annotated[
         Path,
         typer.Option(
