@@ -2,18 +2,22 @@
 
 Each step takes `depth` neighbouring channels of one pixel, multiplies them with the weights of as
 many output channels as a vector has 32-bit lanes, and adds the products to 32-bit sums. No step
-saturates: where the instruction set has no such dot product, numbers are widened to 16 bits first
-(vpmaddubsw, which would be faster on x86, cuts sums of two products at 32767).
+saturates: where the instruction set has no such dot product, numbers are widened to 16 bits first.
+x86's vpmaddubsw, which is faster but cuts sums of two products at 16 bits, is used for weights so
+small that no sum can reach that far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules.hardware import lanes
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # (sums, data, weights) -> sums; see the functions at the end.
 _Emit = Callable[[Any, Any, Any, "DotProduct"], Any]
@@ -22,7 +26,8 @@ _Emit = Callable[[Any, Any, Any, "DotProduct"], Any]
 @dataclass(frozen=True)
 class Instruction:
     """An instruction, or a short sequence. `features` are LLVM's names, all of which it needs;
-    `data` the types that it multiplies with signed weights of the type `weight`."""
+    `data` the types that it multiplies with signed weights of the type `weight`. Where it `cuts`
+    sums of two products at 16 bits, it is for small weights only."""
 
     name: str
     machine: str
@@ -33,6 +38,7 @@ class Instruction:
     weight: str
     emit: _Emit
     llvm: str
+    cuts: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,26 @@ class DotProduct:
             return 0
         return 128 if self.data == "int8" else -128
 
-    def holds(self, low: int, high: int) -> bool:
-        """Whether weights between `low` and `high` fit the type that the instruction takes."""
+    def holds(self, weight: np.ndarray) -> bool:
+        """Whether `weight`, [..., terms in their order], gives exact sums."""
+        import numpy as np
+
         limit = 128 if self.instruction.weight == "int8" else 2**15
-        return -limit <= low and high < limit
+        if weight.size and not -limit <= weight.min() <= weight.max() < limit:
+            return False
+        if not self.instruction.cuts:
+            return True
+        even = np.concatenate([weight, np.zeros_like(weight[..., : weight.shape[-1] % 2])], -1)
+        pairs = even.reshape(*even.shape[:-1], -1, 2)
+        highest, lowest = (f(pairs, 0).sum(-1) for f in (np.maximum, np.minimum))
+        return bool(
+            255 * highest.max(initial=0) < 2**15 and 255 * lowest.min(initial=0) >= -(2**15)
+        )
 
 
-def find_dot(profile: TargetProfile, data: str) -> DotProduct | None:
-    """Returns the best instruction of the profile's CPU for `data` ("int8" or "uint8"), if any."""
+def find_dot(profile: TargetProfile, data: str, weight: np.ndarray) -> DotProduct | None:
+    """Returns the best instruction of the profile's CPU for `data` ("int8" or "uint8") and
+    `weight`, [..., terms in their order], if there is one that gives exact sums."""
     import tvm
     from tvm.target.codegen import target_has_features
 
@@ -74,8 +92,10 @@ def find_dot(profile: TargetProfile, data: str) -> DotProduct | None:
             continue
         if instruction.name == "usdot" and data == "int8":
             continue  # sdot takes them as they are
-        if all(target_has_features(feature, target) for feature in instruction.features):
-            return DotProduct(instruction, data)
+        dot = DotProduct(instruction, data)
+        features = instruction.features
+        if all(target_has_features(f, target) for f in features) and dot.holds(weight):
+            return dot
     return None
 
 
@@ -169,6 +189,18 @@ def _four(sums: Any, data: Any, weights: Any, dot: DotProduct) -> Any:
     return _call(dot.instruction.llvm, f"int32x{dot.instruction.lanes}", sums, spread, weights)
 
 
+def _four_cut(sums: Any, data: Any, weights: Any, dot: DotProduct) -> Any:
+    """Four products a lane by way of two 16-bit sums."""
+    from tvm import tirx
+
+    count = dot.instruction.lanes
+    products = _call(
+        dot.instruction.llvm, f"int16x{count * 2}", _flip(_spread(data, dot), dot), weights
+    )
+    ones = tirx.Broadcast(tirx.const(1, "int16"), count * 2)
+    return sums + _call(_PAIR_SUMS[count], f"int32x{count}", products, ones)
+
+
 def _pair(sums: Any, data: Any, weights: Any, dot: DotProduct) -> Any:
     """Two products of 16-bit numbers a lane, summed without loss."""
     count = dot.instruction.lanes
@@ -185,6 +217,13 @@ def _long(sums: Any, data: Any, weights: Any, dot: DotProduct) -> Any:
 
 _BOTH = ("uint8", "int8")
 
+# vpmaddwd by its lanes.
+_PAIR_SUMS = {
+    16: "llvm.x86.avx512.pmaddw.d.512",
+    8: "llvm.x86.avx2.pmadd.wd",
+    4: "llvm.x86.sse2.pmadd.wd",
+}
+
 # The best of each machine first.
 _INSTRUCTIONS = (
     Instruction(
@@ -196,15 +235,22 @@ _INSTRUCTIONS = (
         "llvm.x86.avx512.vpdpbusd.256",
     ),
     Instruction(
-        "pmaddwd512", "x86_64", ("avx512bw",), 16, 2, _BOTH, "int16", _pair,
-        "llvm.x86.avx512.pmaddw.d.512",
+        "pmaddubsw512", "x86_64", ("avx512bw",), 16, 4, ("uint8",), "int8", _four_cut,
+        "llvm.x86.avx512.pmaddubs.w.512", cuts=True,
     ),
     Instruction(
-        "pmaddwd256", "x86_64", ("avx2",), 8, 2, _BOTH, "int16", _pair, "llvm.x86.avx2.pmadd.wd"
+        "pmaddubsw256", "x86_64", ("avx2",), 8, 4, ("uint8",), "int8", _four_cut,
+        "llvm.x86.avx2.pmadd.ub.sw", cuts=True,
     ),
     Instruction(
-        "pmaddwd128", "x86_64", ("sse2",), 4, 2, _BOTH, "int16", _pair, "llvm.x86.sse2.pmadd.wd"
+        "pmaddubsw128", "x86_64", ("ssse3",), 4, 4, ("uint8",), "int8", _four_cut,
+        "llvm.x86.ssse3.pmadd.ub.sw.128", cuts=True,
     ),
+    Instruction(
+        "pmaddwd512", "x86_64", ("avx512bw",), 16, 2, _BOTH, "int16", _pair, _PAIR_SUMS[16]
+    ),
+    Instruction("pmaddwd256", "x86_64", ("avx2",), 8, 2, _BOTH, "int16", _pair, _PAIR_SUMS[8]),
+    Instruction("pmaddwd128", "x86_64", ("sse2",), 4, 2, _BOTH, "int16", _pair, _PAIR_SUMS[4]),
     Instruction(
         "usdot", "aarch64", ("i8mm",), 4, 4, ("uint8",), "int8", _four, "llvm.aarch64.neon.usdot"
     ),

@@ -160,6 +160,7 @@ class IntegerRewriter(Rewriter):
     def _integers(self, expr: Any, weight: np.ndarray) -> _Integers | None:
         """What `expr` of the old graph widens to int32, if that can be multiplied as it is:
         astype(data), or that minus a zero point, reshaped or not."""
+        import numpy as np
         from tvm import relax
 
         shape, zero = type_of(expr)[0], 0
@@ -176,8 +177,10 @@ class IntegerRewriter(Rewriter):
         data = self._get(wide.args[0]) if wide is not None else None
         if not isinstance(data, LayoutTensor) or data.dtype not in ("int8", "uint8"):
             return None
-        dot = find_dot(self.profile, data.dtype)
-        if dot is None or not dot.holds(int(weight.min()), int(weight.max())):
+        # Convolutions: [O, I, KH, KW]; products: [K, N].
+        terms = np.moveaxis(weight, 1 if weight.ndim > 2 else 0, -1)
+        dot = find_dot(self.profile, data.dtype, terms)
+        if dot is None:
             return None
         if data.shape != shape:
             plain = self.bb.emit(relax.op.reshape(self._plain_of(data), shape))
