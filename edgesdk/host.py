@@ -22,6 +22,8 @@ _SYS_CPU = Path("/sys/devices/system/cpu")
 # CUdevice_attribute of the CUDA driver API.
 _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76
+# cl_device_type of the OpenCL API.
+_DEVICE_TYPE_ALL = 0xFFFFFFFF
 
 # The levels of the x86-64 psABI, best first, with what each adds to the one below it as
 # /proc/cpuinfo names it ("pni" is SSE3, "abm" has LZCNT).
@@ -222,7 +224,7 @@ def _read(path: Path) -> str:
 
 def require_gpu(gpu: GpuInfo) -> None:
     """Raises ToolMissingError, with the reason, if this machine has no GPU that `gpu` describes."""
-    reason = _cuda_reason(gpu) if gpu.api == "cuda" else "OpenCL was not looked for"
+    reason = _cuda_reason(gpu) if gpu.api == "cuda" else _opencl_reason()
     if reason is not None:
         raise ToolMissingError(reason, hint="`edgesdk verify BUNDLE --device D` checks it there")
 
@@ -246,3 +248,29 @@ def _cuda_reason(gpu: GpuInfo) -> str | None:
     if gpu.ptx is not None and gpu.ptx <= have:
         return None
     return f"the GPU here is sm_{have}"
+
+
+def _opencl_reason() -> str | None:
+    """Asks the drivers (OpenCL API, "Querying Devices"); None if there is a device."""
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(os.environ.get("EDGESDK_OPENCL_LIBRARY") or "libOpenCL.so.1")
+    except OSError:
+        return "no OpenCL here (libOpenCL.so.1)"
+    count = ctypes.c_uint32()
+    if library.clGetPlatformIDs(0, None, ctypes.byref(count)) or not count.value:
+        return "no OpenCL driver here"
+    platforms = (ctypes.c_void_p * count.value)()
+    library.clGetPlatformIDs(count, platforms, None)
+    for platform_id in platforms:
+        library.clGetDeviceIDs(
+            ctypes.c_void_p(platform_id),
+            ctypes.c_uint64(_DEVICE_TYPE_ALL),
+            0,
+            None,
+            ctypes.byref(count),
+        )
+        if count.value:
+            return None
+    return "no OpenCL device here"

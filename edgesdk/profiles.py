@@ -65,8 +65,10 @@ class GpuInfo:
     minor of the compute capability), and as PTX for later ones if `ptx` names one.
     `multiprocessors` counts the cores that share an L2; `shared_kib` is what one block of threads
     may use of the fast memory of such a core, `registers` what all blocks on it share.
-    `integrated`: CPU and GPU use the same memory. `cuda` is the CUDA version of the oldest driver
-    among such devices: code is made by a compiler that is no newer, if one is installed.
+    `alignment_bytes`: a kernel takes tensors that begin at multiples of this (OpenCL:
+    CL_DEVICE_MEM_BASE_ADDR_ALIGN / 8). `integrated`: CPU and GPU use the same memory. `cuda` is the
+    CUDA version of the oldest driver among such devices: code is made by a compiler that is no
+    newer, if one is installed.
     """
 
     api: Literal["cuda", "opencl"]
@@ -75,6 +77,7 @@ class GpuInfo:
     registers: int = 65536
     warp: int = 32
     max_threads: int = 1024
+    alignment_bytes: int = 64
     architectures: tuple[int, ...] = ()
     ptx: int | None = None
     integrated: bool = False
@@ -86,6 +89,8 @@ class GpuInfo:
         for name in ("multiprocessors", "registers", "warp", "max_threads"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name.replace('_', '-')} is {getattr(self, name)}, must be > 0")
+        if self.alignment_bytes % 64 or self.alignment_bytes <= 0:
+            raise ValueError(f"alignment-bytes is {self.alignment_bytes}, no multiple of 64")
         if self.api == "cuda" and not self.architectures and self.ptx is None:
             raise ValueError("neither architectures nor ptx is given")
 

@@ -2,7 +2,8 @@
 //
 // `edgert_device_run` keeps what belongs to one handle and is the same for every accelerator: which
 // memory inputs and outputs are in, and the lists of commands (device_run.cc). It asks the second
-// half, `edgert_accelerator`, for memory, code and a queue of commands (cuda.cc). A plan points to
+// half, `edgert_accelerator`, for memory, code and a queue of commands (cuda.cc,
+// opencl.cc). A plan points to
 // its accelerator's table, and nothing else does: a library for the CPU alone links none of this.
 #ifndef EDGERT_ACCELERATOR_H_
 #define EDGERT_ACCELERATOR_H_
@@ -26,9 +27,11 @@ struct StepTime {
 constexpr size_t kErrorBytes = 1280;
 
 // What the user chose at open. `stream`: the caller's queue of commands, nullptr: one of our own.
+// `cache_folder`: where code that the device's driver has compiled is kept, nullptr: the usual place.
 struct DeviceOptions {
   int32_t index;
   void* stream;
+  const char* cache_folder;
 };
 
 // A place in the accelerator's memory: one of the four kEdgertDevice storages.
@@ -141,6 +144,7 @@ struct edgert_accelerator {
 
 extern const edgert_device_run edgert_run_on_device;
 extern const edgert_accelerator edgert_cuda;
+extern const edgert_accelerator edgert_opencl;
 
 }  // extern "C"
 

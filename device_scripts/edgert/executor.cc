@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,9 @@ namespace edgert {
 namespace {
 
 thread_local int current_max_threads = 0;
+
+// The size of edgesdk_device_info at first.
+constexpr size_t kFirstDeviceInfoBytes = offsetof(edgesdk_device_info, driver);
 
 bool IsAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
 
@@ -335,17 +339,19 @@ edgesdk_status Executor::DeviceAddress(edgert_storage storage, int32_t index, vo
 }
 
 edgesdk_status Executor::DeviceInfo(edgesdk_device_info* info) {
-  if (info == nullptr || info->struct_size < sizeof(edgesdk_device_info)) {
+  if (info == nullptr || info->struct_size < kFirstDeviceInfoBytes) {
     return Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
                 "device_info needs a struct whose struct_size is set to %zu",
                 sizeof(edgesdk_device_info));
   }
-  *info = edgesdk_device_info{};
-  info->struct_size = sizeof(edgesdk_device_info);
-  info->kind = plan_.accelerator == nullptr ? "cpu" : plan_.accelerator->kind;
-  info->name = "";
-  info->replays_reason = "";
-  if (device_ != nullptr) plan_.accelerator->run->info(device_, info);
+  edgesdk_device_info all = {};
+  all.kind = plan_.accelerator == nullptr ? "cpu" : plan_.accelerator->kind;
+  all.name = "";
+  all.replays_reason = "";
+  if (device_ != nullptr) plan_.accelerator->run->info(device_, &all);
+  // A program of an older header has room for fewer fields.
+  all.struct_size = info->struct_size < sizeof(all) ? info->struct_size : sizeof(all);
+  memcpy(info, &all, all.struct_size);
   return EDGESDK_OK;
 }
 

@@ -28,8 +28,9 @@ extern const edgesdk_api kApi;
 
 thread_local char open_error[kErrorBytes];
 
-// The size of edgesdk_options at first; the fields behind are not read of those.
+// The sizes that edgesdk_options has had; the fields behind are not read.
 constexpr size_t kFirstOptionsBytes = offsetof(edgesdk_options, device_index);
+constexpr size_t kDeviceOptionsBytes = offsetof(edgesdk_options, cache_folder);
 
 edgesdk_status FailOpen(const edgesdk_options* options, edgesdk_status status, const char* format,
                         ...) __attribute__((format(printf, 3, 4)));
@@ -65,6 +66,7 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
         abi_version, EDGESDK_ABI_VERSION);
   }
   if (options != nullptr && options->struct_size != kFirstOptionsBytes &&
+      options->struct_size != kDeviceOptionsBytes &&
       options->struct_size < sizeof(edgesdk_options)) {
     return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT,
                     "options.struct_size is %zu, should be %zu: sizeof(edgesdk_options)",
@@ -82,9 +84,11 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
   if (num_threads < 0) {
     return FailOpen(options, EDGESDK_ERROR_INVALID_ARGUMENT, "num_threads is %d", num_threads);
   }
-  bool has_device = options != nullptr && options->struct_size >= sizeof(edgesdk_options);
+  bool has_device = options != nullptr && options->struct_size >= kDeviceOptionsBytes;
+  bool has_cache = options != nullptr && options->struct_size >= sizeof(edgesdk_options);
   DeviceOptions device{has_device ? options->device_index : 0,
-                       has_device ? options->device_stream : nullptr};
+                       has_device ? options->device_stream : nullptr,
+                       has_cache ? options->cache_folder : nullptr};
   edgesdk_model* handle = static_cast<edgesdk_model*>(malloc(sizeof(edgesdk_model)));
   Executor* executor = nullptr;
   char reason[kErrorBytes] = "";

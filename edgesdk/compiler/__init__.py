@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgesdk.compiler import codegen, cuda, device_code, emit, link
+from edgesdk.compiler import codegen, cuda, device_code, device_compilers, emit, link
 from edgesdk.compiler.lower import lower
-from edgesdk.compiler.plan import Plan, make_plan
+from edgesdk.compiler.plan import ALIGNMENT, Plan, make_plan
 from edgesdk.errors import CompileError
 from edgesdk.memory import release_memory
 from edgesdk.profiles import TargetProfile
@@ -66,7 +66,7 @@ def compile_model(
     toolchain = load_toolchain(profile.toolchain)
     toolchain.require(profile.machine)
     if profile.gpu is not None:
-        cuda.require_compiler(profile.gpu)
+        device_compilers.require_compiler(profile.gpu)
     progress("lowering")
     with tvm.target.Target(profile.tvm):
         module = lower(model.take_module(), profile)
@@ -88,7 +88,8 @@ def compile_model(
         progress=progress,
     )
     progress("planning memory")
-    plan = make_plan(module, on_device=code.on_device)
+    alignment = profile.gpu.alignment_bytes if profile.gpu is not None else ALIGNMENT
+    plan = make_plan(module, on_device=code.on_device, alignment=alignment)
     del module, kernels
     release_memory()
     build_id = name_build()
@@ -152,7 +153,7 @@ def _generate(
     scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup, calls=calls)
     progress(f"generating code for {len(kernels)} kernels")
     code, refused = _device_code(scheduled, symbols, tvm.target.Target(profile.tvm))
-    code = cuda.start_early(code, profile.gpu)
+    code = device_compilers.adapt(code, profile.gpu)
     objects: list[Path] = []
     if refused:
         host = profile.host()
@@ -162,7 +163,9 @@ def _generate(
     images = None
     if code.kernels:
         progress(f"compiling {len(code.kernels)} kernels for the GPU")
-        images = emit.DeviceImages(profile.gpu.api, cuda.compile_images(code.source, profile.gpu))
+        images = emit.DeviceImages(
+            profile.gpu.api, device_compilers.compile_images(code.source, profile.gpu)
+        )
     on_device = {name: code.kernels[symbols[name]] for name in scheduled if name not in refused}
     return _Code(coverage, objects, on_device, images)
 

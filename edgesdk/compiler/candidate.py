@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgesdk.compiler import cuda, device_code, emit, link
+from edgesdk.compiler import device_code, device_compilers, emit, link
 from edgesdk.compiler.plan import Plan, PlanTensor, Step, align, size_of
 from edgesdk.profiles import TargetProfile
 from edgesdk.toolchain import Toolchain
@@ -30,14 +30,16 @@ def link_gpu_candidate(
 
     assert profile.gpu is not None
     code = device_code.generate({"candidate": scheduled}, tvm.target.Target(profile.tvm))
-    code = cuda.start_early(code, profile.gpu)
+    code = device_compilers.adapt(code, profile.gpu)
     exact = replace(profile.gpu, ptx=None)  # it is measured as it will run
-    images = emit.DeviceImages(profile.gpu.api, cuda.compile_images(code.source, exact, keep=False))
+    images = emit.DeviceImages(
+        profile.gpu.api, device_compilers.compile_images(code.source, exact, keep=False)
+    )
     ports = [
         emit.Port(f"argument{i}", tuple(int(d) for d in p.ty.shape), str(p.ty.dtype))
         for i, p in enumerate(function.params)
     ]
-    plan = _plan(ports, code.kernels["candidate"])
+    plan = _plan(ports, code.kernels["candidate"], profile.gpu.alignment_bytes)
     with tempfile.TemporaryDirectory(dir=output.parent) as temporary:
         build = Path(temporary)
         weights = build / "weights.bin"
@@ -71,7 +73,7 @@ def link_gpu_candidate(
         )
 
 
-def _plan(ports: list[emit.Port], kernel: device_code.DeviceKernel) -> Plan:
+def _plan(ports: list[emit.Port], kernel: device_code.DeviceKernel, alignment: int) -> Plan:
     tensors = []
     for index, port in enumerate(ports):
         last = index == len(ports) - 1
@@ -81,7 +83,7 @@ def _plan(ports: list[emit.Port], kernel: device_code.DeviceKernel) -> Plan:
     end = 0
     for size_bytes in kernel.workspaces:
         tensors.append(PlanTensor("device_arena", 0, end, (size_bytes,), "uint8", size_bytes))
-        end = align(end + size_bytes)
+        end = align(end + size_bytes, alignment)
     steps = [Step("candidate", launch.args, launch) for launch in kernel.launches]
     return Plan(
         tensors=tuple(tensors),

@@ -85,14 +85,15 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Image:
-    """Device code for one architecture (10 * major + minor); `resources` is empty for PTX.
+    """Device code for one architecture (10 * major + minor); `resources` is empty for PTX, and for
+    OpenCL C, which fits all.
 
     `driver` is the CUDA version from which on a driver takes it: machine code made by one release
     runs with every driver of its major version, PTX needs a driver as new as the compiler (CUDA
     Compatibility, "Minor Version Compatibility").
     """
 
-    format: _Format
+    format: Literal["cubin", "ptx", "opencl"]
     architecture: int
     data: bytes
     resources: tuple[KernelResources, ...]

@@ -37,9 +37,13 @@ _STORAGE = {
     "device_weight": "kEdgertDeviceWeight",
     "device_arena": "kEdgertDeviceArena",
 }
-_IMAGE_FORMATS = {"cubin": "kEdgertCubin", "ptx": "kEdgertPtx"}
+_IMAGE_FORMATS = {
+    "cubin": "kEdgertCubin",
+    "ptx": "kEdgertPtx",
+    "opencl": "kEdgertOpenclSource",
+}
 # The driver that runs device code -> what edgert calls it.
-_ACCELERATORS = {"cuda": "edgert_cuda"}
+_ACCELERATORS = {"cuda": "edgert_cuda", "opencl": "edgert_opencl"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Port:
 
 @dataclass(frozen=True)
 class DeviceImages:
-    """Code of the accelerator in all its forms; `api` names the driver ("cuda")."""
+    """Code of the accelerator in all its forms; `api` names the driver ("cuda" or "opencl")."""
 
     api: str
     images: tuple[Image, ...]

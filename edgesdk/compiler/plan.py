@@ -100,10 +100,16 @@ class _Builder:
         return len(self.buffers) - 1
 
 
-def make_plan(module: Any, *, on_device: Mapping[str, DeviceKernel] | None = None) -> Plan:
+def make_plan(
+    module: Any,
+    *,
+    on_device: Mapping[str, DeviceKernel] | None = None,
+    alignment: int = ALIGNMENT,
+) -> Plan:
     """Returns the plan of `module["main"]`, a Relax function of kernel calls with static shapes.
 
     `on_device` are the kernels that the accelerator runs, by name; all others run on the CPU.
+    Tensors begin at multiples of `alignment` bytes.
     Raises UnsupportedModelError if something is left that a flat plan cannot express.
     """
     builder = _Builder()
@@ -119,7 +125,7 @@ def make_plan(module: Any, *, on_device: Mapping[str, DeviceKernel] | None = Non
     _place_outputs(builder, results if isinstance(results, tuple) else (results,))
     kernels = on_device or {}
     _choose_sides(builder, kernels)
-    return _launched(_finish(builder), kernels)
+    return _launched(_finish(builder, alignment), kernels, alignment)
 
 
 def size_of(shape: Sequence[int], dtype: str) -> int:
@@ -286,7 +292,7 @@ def _choose_sides(builder: _Builder, kernels: Mapping[str, DeviceKernel]) -> Non
             buffer.last_step = step
 
 
-def _launched(plan: Plan, kernels: Mapping[str, DeviceKernel]) -> Plan:
+def _launched(plan: Plan, kernels: Mapping[str, DeviceKernel], alignment: int) -> Plan:
     """`plan` with each call of a device kernel as the launches it consists of.
 
     Scratch memory between launches follows the device's arena; calls use it one after the other.
@@ -303,7 +309,7 @@ def _launched(plan: Plan, kernels: Mapping[str, DeviceKernel]) -> Plan:
             scratch = PlanTensor("device_arena", 0, end, (size_bytes,), "uint8", size_bytes)
             arguments.append(len(tensors))
             tensors.append(scratch)
-            end = align(end + size_bytes)
+            end = align(end + size_bytes, alignment)
         scratch_bytes = max(scratch_bytes, end - plan.device_arena_bytes)
         for launch in kernel.launches:
             args = tuple(arguments[a] for a in launch.args)
@@ -316,10 +322,10 @@ def _launched(plan: Plan, kernels: Mapping[str, DeviceKernel]) -> Plan:
     )
 
 
-def _finish(builder: _Builder) -> Plan:
+def _finish(builder: _Builder, alignment: int) -> Plan:
     arena = [b for b in builder.buffers if b.storage == "arena"]
     arena_bytes = assign_offsets([b for b in arena if not b.on_device])
-    device_arena_bytes = assign_offsets([b for b in arena if b.on_device])
+    device_arena_bytes = assign_offsets([b for b in arena if b.on_device], alignment=alignment)
     used = {value.buffer for _, values in builder.calls for value in values}
     weights: dict[int, _Buffer] = {}  # by the array, which both sides may read
     weights_bytes = 0
@@ -330,7 +336,7 @@ def _finish(builder: _Builder) -> Plan:
             buffer.offset = first.offset
             continue
         buffer.offset = weights_bytes
-        weights_bytes = align(weights_bytes + buffer.size_bytes)
+        weights_bytes = align(weights_bytes + buffer.size_bytes, alignment)
     tensors: dict[PlanTensor, int] = {}
     steps = []
     for kernel, values in builder.calls:
@@ -359,7 +365,7 @@ def _finish(builder: _Builder) -> Plan:
     )
 
 
-def assign_offsets(buffers: Sequence[_Buffer]) -> int:
+def assign_offsets(buffers: Sequence[_Buffer], *, alignment: int = ALIGNMENT) -> int:
     """Gives each buffer an offset so that buffers alive at the same time do not overlap.
 
     Greedy by size: the largest buffer first, each at the lowest offset that is free during its life
@@ -381,13 +387,13 @@ def assign_offsets(buffers: Sequence[_Buffer]) -> int:
         for other in neighbours:
             if offset + buffer.size_bytes <= other.offset:
                 break
-            offset = max(offset, align(other.offset + other.size_bytes))
+            offset = max(offset, align(other.offset + other.size_bytes, alignment))
         buffer.offset = offset
         placed.append(buffer)
         total = max(total, offset + buffer.size_bytes)
-    return align(total)
+    return align(total, alignment)
 
 
-def align(size_bytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
-    return (size_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+def align(size_bytes: int, alignment: int = ALIGNMENT) -> int:
+    """The next multiple of `alignment`."""
+    return (size_bytes + alignment - 1) // alignment * alignment
