@@ -355,7 +355,9 @@ def _difference(
     norms = float(np.linalg.norm(real) * np.linalg.norm(rounded))
     agreement = None
     first = pairs[0][0]
-    if first.ndim == 2 and first.shape[1] > 1 and first.dtype.kind == "f":
+    # [N, classes], or with axes of length 1 behind that.
+    rows = first.ndim >= 2 and first.shape[1] > 1 and first.size == first.shape[0] * first.shape[1]
+    if rows and first.dtype.kind == "f":
         same = [a.argmax(1) == b.argmax(1) for a, b in pairs]
         agreement = float(np.mean(np.concatenate(same)))
     return OutputError(
