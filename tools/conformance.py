@@ -90,8 +90,9 @@ def report(lines: Sequence[Line], skipped: Counter[str]) -> str:
 ONNX's own cases for each operator, compiled for a CPU and run. Written by `make conformance`; onnx
 {version("onnx")}, onnxruntime {version("onnxruntime")}.
 
-**{counts["ok"]} of {len(lines)} cases pass ({share:.1f} %), {counts["refused"]} are refused, with
-the reason, {counts["wrong"]} are wrong.**
+**{counts["ok"]} of {len(lines)} cases pass ({share:.1f} %), {counts["refused"]} are refused,
+{counts["wrong"]} are wrong.** What is refused is named, with the
+reason, before anything is compiled.
 
 A case passes when all outputs have the case's types, shapes and values: integers equal, floats
 within 1e-4 of the largest value (2e-3 in half precision), or within the case's own tolerance if
@@ -116,8 +117,8 @@ def _otherwise(lines: Sequence[Line]) -> str:
         return ""
     names = ", ".join(f"`{line.case}`" for line in lines)
     return (
-        f"{len(lines)} cases that pass give what ONNX Runtime gives and not what the case says"
-        f" (docs/operators.md\nsays where they differ): {names}.\n"
+        f"{len(lines)} cases that pass give what ONNX Runtime gives and not what the case says (see"
+        f" [operators.md](operators.md)):\n{names}.\n"
     )
 
 

@@ -267,6 +267,8 @@ _MALFORMED = (
     AttributeError,
     LookupError,
     MemoryError,
+    RuntimeError,  # NumPy's, of a tensor of more than 32 dimensions
+    StopIteration,
     TypeError,
     ValueError,
 )
