@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
+from edgesdk.schedules.dot import has_dot
+from edgesdk.schedules.in_floats import sum_in_floats
 from edgesdk.schedules.layout import assign_layouts
 from edgesdk.schedules.legalize import legalizations
 
@@ -17,7 +19,10 @@ def lower(module: Any, profile: TargetProfile) -> Any:
     import tvm
     from tvm.relax import transform
 
-    module = assign_layouts(transform.CanonicalizeBindings()(module), profile)
+    module = transform.CanonicalizeBindings()(module)
+    if not has_dot(profile):
+        module = sum_in_floats(module)
+    module = assign_layouts(module, profile)
     passes = [
         transform.DeadCodeElimination(),
         transform.LegalizeOps(legalizations()),

@@ -9,7 +9,7 @@ small that no sum can reach that far.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +80,25 @@ class DotProduct:
         )
 
 
+def has_dot(profile: TargetProfile) -> bool:
+    """Whether the profile's processor is a CPU with any of these instructions."""
+    return profile.gpu is None and any(_present(profile))
+
+
 def find_dot(profile: TargetProfile, data: str, weight: np.ndarray) -> DotProduct | None:
     """Returns the best instruction of the profile's CPU for `data` ("int8" or "uint8") and
     `weight`, [..., terms in their order], if there is one that gives exact sums."""
+    for instruction in _present(profile):
+        if instruction.name == "usdot" and data == "int8":
+            continue  # sdot takes them as they are
+        dot = DotProduct(instruction, data)
+        if dot.holds(weight):
+            return dot
+    return None
+
+
+def _present(profile: TargetProfile) -> Iterator[Instruction]:
+    """The instructions of the profile's CPU, the best first."""
     import tvm
     from tvm.target.codegen import target_has_features
 
@@ -90,13 +106,8 @@ def find_dot(profile: TargetProfile, data: str, weight: np.ndarray) -> DotProduc
     for instruction in _INSTRUCTIONS:
         if (instruction.machine, instruction.lanes) != (profile.machine, lanes(profile)):
             continue
-        if instruction.name == "usdot" and data == "int8":
-            continue  # sdot takes them as they are
-        dot = DotProduct(instruction, data)
-        features = instruction.features
-        if all(target_has_features(f, target) for f in features) and dot.holds(weight):
-            return dot
-    return None
+        if all(target_has_features(feature, target) for feature in instruction.features):
+            yield instruction
 
 
 def register(name: str) -> DotProduct:

@@ -93,3 +93,35 @@ def test_sums_of_two_products_stay_within_16_bits(weight: list[int], fits: bool)
         pairs = np.pad(weight, (0, len(weight) % 2)).reshape(-1, 2)
         extremes = [np.clip(pairs, *ends).sum(1) * 255 for ends in ((-128, 0), (0, 127))]
         assert all((e >= -(2**15)).all() and (e < 2**15).all() for e in extremes)
+
+
+def test_without_an_instruction_floats_are_summed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a CPU without one, and on GPUs; exact where sums stay below 2^24, as here."""
+    lowering = sys.modules["edgesdk.compiler.lower"]  # the package has a function of that name
+    monkeypatch.setattr(lowering, "has_dot", lambda profile: False)
+    cases = [
+        ("3x3", "u8 to s8"),
+        ("depthwise", "s8 to u8"),
+        ("groups that fill no block", "s8 to s8"),
+    ]
+    network = quantised.network(cases, [("rows", "u8 to s8")])
+    network.save(tmp_path / "q.onnx")
+    compiled = compile_model(
+        import_model(tmp_path / "q.onnx"),
+        profile("linux-x86_64"),
+        build=tmp_path,
+        name_build=lambda: "test",
+    )
+    assert compiled.coverage.problems == ()
+    kernels = [name for names in compiled.coverage.rungs.values() for name in names]
+    assert not [name for name in kernels if "_int8" in name]
+    results = run_launcher(
+        (),
+        library=compiled.library,
+        launcher=compiled.launcher,
+        inputs=list(network.feeds.values()),
+    )
+    for (name, expected), actual in zip(network.expected.items(), results, strict=True):
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
