@@ -308,13 +308,18 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
     )
 
 
+# What is said of a piece of code for the GPU, by its format.
+_IMAGE_TEXTS = {
+    "cubin": "sm_{architecture}, by {compiler}, for drivers of CUDA {driver} and later",
+    "ptx": "PTX for GPUs after sm_{architecture}, by {compiler}, for drivers of CUDA {driver} and"
+    " later",
+    "opencl": "OpenCL {driver}, compiled by {compiler}",
+}
+
+
 def _image_text(image: dict[str, Any]) -> str:
     """One piece of code for the GPU: who takes it, and what its kernels need."""
-    kind = "" if image["format"] == "cubin" else "PTX for GPUs after "
-    text = (
-        f"{kind}sm_{image['architecture']}, by {image['compiler']},"
-        f" for drivers of CUDA {image['driver']} and later"
-    )
+    text = _IMAGE_TEXTS[image["format"]].format(**image)
     kernels = image["kernels"]
     if not kernels:
         return text

@@ -356,7 +356,7 @@ def _gpu_rows(profile: TargetProfile) -> list[tuple[str, str]]:
             [f"PTX of sm_{gpu.ptx}"] if gpu.ptx else []
         )
         rows = [
-            ("gpu", f"{gpu.api}, {', '.join(code)}, {gpu.multiprocessors} multiprocessors"),
+            ("gpu", ", ".join([gpu.api, *code, f"{gpu.multiprocessors} multiprocessors"])),
             ("gpu memory", "the CPU's" if gpu.integrated else "its own"),
             ("driver", f"CUDA {gpu.cuda} or newer" if gpu.cuda else ""),
         ]

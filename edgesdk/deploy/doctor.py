@@ -140,7 +140,7 @@ def _cuda_compilers(profiles: list[TargetProfile], *, required: bool) -> list[Fi
     """Who compiles the code of the profiles' GPUs, one finding for all with the same answer."""
     answers: dict[Finding, list[str]] = {}
     for profile in profiles:
-        if profile.gpu is not None:
+        if profile.gpu is not None and profile.gpu.api == "cuda":
             for finding in _cuda_answers(profile.gpu, required=required):
                 architectures = answers.setdefault(finding, [])
                 architectures += [f"sm_{a}" for a in profile.gpu.architectures]

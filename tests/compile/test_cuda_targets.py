@@ -35,7 +35,9 @@ from edgesdk.schedules import schedule_kernels
 from edgesdk.toolchain import load_toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU_TARGETS = [name for name in target_names() if load_target(name).gpu is not None]
+GPU_TARGETS = [
+    name for name in target_names() if (gpu := load_target(name).gpu) and gpu.api == "cuda"
+]
 
 # The ELF header of NVIDIA's machine code, which NVIDIA does not document. Seen with the compilers
 # of CUDA 11.8, 12.9 and 13.5: up to 12.9, below sm_100, the ABI version is 7 and the architecture
