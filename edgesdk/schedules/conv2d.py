@@ -246,45 +246,66 @@ def conv2d_nchwc(data: Any, weight: Any, config: Conv2d, *, plain_input: bool) -
     return te.compute(shape, from_row, name="conv2d", attrs=attrs)
 
 
-def places_outside(weight: np.ndarray, block: int) -> np.ndarray:
-    """[I, O, KH, KW] -> [KH * KW * O', I, 1, 1], O' being O rounded up to whole blocks."""
+def phase_weights(weight: np.ndarray, strides: tuple[int, ...], block: int | None) -> np.ndarray:
+    """[I, O, KH, KW] of a transposed convolution as the weights of a plain one that computes, for
+    each pixel, the SY x SX results that lie over it: [SY*SX*O', I, ceil(KH/SY), ceil(KW/SX)].
+
+    O' is O rounded up to whole blocks; without a `block` the places of a channel lie side by side,
+    [O*SY*SX, ...].
+    """
     import numpy as np
 
     channels, out_channels, kh, kw = weight.shape
-    rounded = -(-out_channels // block) * block
-    wide = np.zeros((kh, kw, rounded, channels), weight.dtype)
-    wide[:, :, :out_channels] = weight.transpose(2, 3, 1, 0)
-    return wide.reshape(-1, channels, 1, 1)
+    sy, sx = strides
+    taps_y, taps_x = -(-kh // sy), -(-kw // sx)
+    rounded = out_channels if block is None else -(-out_channels // block) * block
+    wide = np.zeros((channels, rounded, taps_y * sy, taps_x * sx), weight.dtype)
+    wide[:, :out_channels, :kh, :kw] = weight
+    # What a pixel adds to the result j strides on is result minus j for the pixel: backwards.
+    phases = wide.reshape(channels, rounded, taps_y, sy, taps_x, sx)[:, :, ::-1, :, ::-1]
+    order = (1, 3, 5, 0, 2, 4) if block is None else (3, 5, 1, 0, 2, 4)
+    return np.ascontiguousarray(phases.transpose(order).reshape(-1, channels, taps_y, taps_x))
 
 
-def spread_blocks(x: Any, shape: tuple[int, ...], window: tuple[int, ...]) -> Any:
-    """[N, KH*KW*O/b, H*W, b] of `places_outside` -> [N, O/b, KH*H*KW*W, b] for `shape`
-    (N, O, KH*H, KW*W)."""
+def spread_blocks(
+    x: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    start: tuple[int, ...],
+    in_width: int,
+) -> Any:
+    """[N, SY*SX*O/b, H*in_width, b] of `phase_weights` -> [N, O/b, OH*OW, b] for `shape`
+    (N, O, OH, OW), which begins `start` rows and columns after the first results."""
     from tvm import te
 
     n, _, height, width = shape
-    (kh, kw), block = window, int(x.shape[-1])
-    blocks = int(x.shape[1]) // (kh * kw)
-    in_w = width // kw
+    (sy, sx), (top, left), block = strides, start, int(x.shape[-1])
+    blocks = int(x.shape[1]) // (sy * sx)
 
     def element(i: Any, o: Any, p: Any, b: Any) -> Any:
-        y, z = p // width, p % width
-        place = y % kh * kw + z % kw
-        return x[i, place * blocks + o, y // kh * in_w + z // kw, b]
+        y, z = p // width + top, p % width + left
+        place = y % sy * sx + z % sx
+        return x[i, place * blocks + o, y // sy * in_width + z // sx, b]
 
     return te.compute((n, blocks, height * width, block), element, name="spread", tag="injective")
 
 
-def spread_lanes(x: Any, shape: tuple[int, ...], window: tuple[int, ...]) -> Any:
-    """[N, O*KH*KW/b, H*W, b] -> [N, O, KH*H, KW*W], which is `shape`."""
+def spread_lanes(
+    x: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    start: tuple[int, ...],
+    in_width: int,
+) -> Any:
+    """[N, O*SY*SX/b, H*in_width, b] -> `shape` (N, O, OH, OW); else like `spread_blocks`."""
     from tvm import te
 
-    (kh, kw), block = window, int(x.shape[-1])
-    in_w = shape[3] // kw
+    (sy, sx), (top, left), block = strides, start, int(x.shape[-1])
 
     def element(i: Any, o: Any, y: Any, z: Any) -> Any:
-        channel = (o * kh + y % kh) * kw + z % kw
-        return x[i, channel // block, y // kh * in_w + z // kw, channel % block]
+        y, z = y + top, z + left
+        channel = (o * sy + y % sy) * sx + z % sx
+        return x[i, channel // block, y // sy * in_width + z // sx, channel % block]
 
     return te.compute(shape, element, name="spread", tag="injective")
 

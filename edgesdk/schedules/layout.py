@@ -331,43 +331,45 @@ class Rewriter:
         )
 
     def _conv2d_transpose(self, call: Any) -> LayoutTensor | None:
-        """A transposed convolution whose windows lie side by side (an upsampling by learned
-        weights): each pixel becomes a window of pixels, so it is a 1x1 convolution with a channel
-        for each place in the window, whose results are then spread out."""
+        """A transposed convolution as a plain one that computes, for each pixel, the results that
+        lie over it in a channel for each place; then they are spread out."""
         data = self._get(call.args[0])
         weight = constant_of(self._get(call.args[1]).plain)
         attrs = call.attrs
         shape, dtype = type_of(call)
         if weight is None or shape is None or dtype != "float32" or 0 in (*shape, *data.shape):
             return None
-        window = tuple(weight.shape[2:])
         if (
             (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "IOHW")
             or int(attrs.groups) != 1
-            or _ints(attrs.strides) != window
-            or any(_ints(attrs.padding) + _ints(attrs.output_padding))
             or set(_ints(attrs.dilation)) != {1}
         ):
             return None
-        channels, out_channels = weight.shape[:2]
+        strides, start = _ints(attrs.strides), _ints(attrs.padding)[:2]
         # Whole blocks of output channels for each place, or all places of few channels in a block.
-        spread_blocks = out_channels >= self.block
-        if spread_blocks:
-            places = conv2d.places_outside(weight, self.block)
-        else:
-            places = weight.transpose(1, 2, 3, 0).reshape(-1, channels, 1, 1)
+        spread_blocks = weight.shape[1] >= self.block
+        places = conv2d.phase_weights(weight, strides, self.block if spread_blocks else None)
+        window = places.shape[2:]
+        # Rows and columns of pixels that have results in the output.
+        out_hw = tuple(
+            max(size, (out - 1 + first) // step + 1)
+            for size, out, first, step in zip(
+                data.shape[2:], shape[2:], start, strides, strict=True
+            )
+        )
+        before = tuple(taps - 1 for taps in window)
         config = conv2d.Conv2d(
             in_shape=data.shape,
-            out_shape=(data.shape[0], places.shape[0], *data.shape[2:]),
-            window=(1, 1),
+            out_shape=(data.shape[0], places.shape[0], *out_hw),
+            window=window,
             stride=(1, 1),
-            padding=(0, 0, 0, 0),
+            padding=(*before, *(o - i for o, i in zip(out_hw, data.shape[2:], strict=True))),
             dilation=(1, 1),
             groups=1,
             block=self.block,
         )
         pixels = self._convolve(self._blocked(data), places, config, plain=False)
-        static = {"shape": shape, "window": window}
+        static = {"shape": shape, "strides": strides, "start": start, "in_width": out_hw[1]}
         if spread_blocks:
             spread = self._te(conv2d.spread_blocks, pixels, **static, hint="spread")
             return LayoutTensor(shape, dtype, blocked=spread)

@@ -120,23 +120,36 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Upsample:
-    """A transposed convolution whose windows lie side by side."""
+class Transposed:
+    """A transposed convolution: each pixel adds a window, `strides` apart, to the output."""
 
     channels: int
     out_channels: int
     size: tuple[int, int]
     window: tuple[int, int]
+    strides: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    more: tuple[int, int]  # output_padding
 
     def part(self, name: str) -> Part:
         x = draw_array(1, 1, self.channels, *self.size)
         w = draw_array(2, self.channels, self.out_channels, *self.window)
         node = helper.make_node(
-            "ConvTranspose", [f"{name}x", f"{name}w"], [f"{name}out"], strides=self.window
+            "ConvTranspose",
+            [f"{name}x", f"{name}w"],
+            [f"{name}out"],
+            strides=self.strides,
+            pads=self.pads,
+            output_padding=self.more,
         )
-        (h, w_), (kh, kw) = self.size, self.window
-        spread = np.einsum("ncyx,coij->noyixj", x.astype(np.float64), w)
-        expected = spread.reshape(1, self.out_channels, h * kh, w_ * kw)
+        sizes = zip(self.size, self.window, self.strides, self.more, strict=True)
+        whole = np.zeros((1, self.out_channels, *((n - 1) * s + k + m for n, k, s, m in sizes)))
+        (sy, sx), (h, width) = self.strides, self.size
+        for i, j in itertools.product(*map(range, self.window)):
+            added = np.einsum("ncyx,co->noyx", x.astype(np.float64), w[:, :, i, j])
+            whole[:, :, i : i + h * sy : sy, j : j + width * sx : sx][:, :, :h, :width] += added
+        top, left, bottom, right = self.pads
+        expected = whole[:, :, top : whole.shape[2] - bottom, left : whole.shape[3] - right]
         return Part([node], {f"{name}x": x}, {f"{name}w": w}, expected)
 
 
@@ -237,14 +250,24 @@ def output_size(conv: Conv) -> tuple[int, int]:
 
 possible = convolutions().filter(lambda conv: min(output_size(conv)) >= 1)
 products = st.builds(Dense, st.integers(1, 30), st.integers(1, 70), st.integers(1, 70))
-upsamplings = st.builds(
-    Upsample,
-    st.integers(1, 24),
-    st.integers(1, 24),
-    st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    st.sampled_from(((2, 2), (2, 3), (1, 2), (4, 4))),
-)
-cases = st.one_of(possible, possible, possible, products, upsamplings)
+
+
+@st.composite
+def transposed(draw: st.DrawFn) -> Transposed:
+    window, strides = draw(st.tuples(pairs(1, 5), pairs(1, 3)))
+    # Without an empty output, and with less output padding than a stride, as ONNX wants it.
+    pads = draw(st.sampled_from(((0,) * 4, (1, 0, 0, 1), (1, 1, 1, 1))))
+    size = draw(pairs(3, 9))
+    more = draw(st.tuples(*(st.integers(0, s - 1) for s in strides)))
+    few = st.integers(1, 24)
+    return Transposed(draw(few), draw(few), size, window, strides, pads, more)
+
+
+def pairs(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
+cases = st.one_of(possible, possible, possible, products, transposed())
 
 
 def profile(name: str) -> TargetProfile:
