@@ -53,8 +53,8 @@ class Project:
         return str(self._absolute(target)) if _is_file_name(target) else target
 
     def bundle_path(self, target: str) -> Path:
-        """Returns the folder of the bundle for `target`, one of `targets`."""
-        chosen = self.targets[target].output
+        """Returns the folder of the bundle for `target`, which need not be one of `targets`."""
+        chosen = self.targets.get(target, TargetOptions()).output
         if chosen is not None:
             return self._absolute(chosen)
         from edgesdk.frontend.importer import model_name

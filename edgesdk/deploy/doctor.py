@@ -173,7 +173,11 @@ def power_finding(profile: TargetProfile, facts: DeviceFacts, *, name: str) -> F
     if note is None:
         return Finding(f"power mode of {name}", True, facts.power_mode, required=False)
     return Finding(
-        f"power mode of {name}", False, note, "sudo nvpmodel -p --verbose (there)", required=False
+        f"power mode of {name}",
+        False,
+        note,
+        "on the board: sudo nvpmodel -p --verbose, then sudo nvpmodel -m ID",
+        required=False,
     )
 
 

@@ -296,7 +296,7 @@ def power_mode_note(profile: TargetProfile, facts: DeviceFacts) -> str | None:
     if board is None or mode is None or not board.measuring_modes or mode in board.measuring_modes:
         return None
     wanted = " or ".join(board.measuring_modes)
-    return f"its power mode is {mode}; measure in {wanted} (sudo nvpmodel -m ID, jetson_clocks)"
+    return f"its power mode is {mode}; measure in {wanted}"
 
 
 def _architecture_problem(contract: ContractInfo, facts: DeviceFacts) -> tuple[str, str] | None:

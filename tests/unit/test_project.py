@@ -50,6 +50,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert project.model_path == tmp_path / "models" / "net.v2.onnx"
     assert project.bundle_path("local") == tmp_path / "bundles" / "net_v2-local"
     assert project.bundle_path("rpi4") == tmp_path / "for-pi"
+    # A target that is only named on the command line.
+    assert project.bundle_path("rpi5") == tmp_path / "bundles" / "net_v2-rpi5"
     assert project.shapes == {"input:0": (1, 3, 224, 224)}
     assert project.options("rpi4").device == "pi"
 
