@@ -311,8 +311,14 @@ class Rewriter:
         out_hw = config.out_shape[2:]
         key = (source.id_, config.stride, out_hw)
         if key not in self.met:
-            static = {"in_width": config.in_shape[3], "stride": config.stride, "out_hw": out_hw}
-            self.met[key] = self._te(every_pixel, source, hint="every_pixel", **static)
+            self.met[key] = self._te(
+                every_pixel,
+                source,
+                in_width=config.in_shape[3],
+                stride=config.stride,
+                out_hw=out_hw,
+                hint="every_pixel",
+            )
         close = replace(config, in_shape=(*config.in_shape[:2], *out_hw), stride=(1, 1))
         return self.met[key], close
 
