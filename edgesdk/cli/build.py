@@ -21,7 +21,7 @@ from edgesdk.cli.options import (
     project_of,
 )
 from edgesdk.errors import UsageError
-from edgesdk.numerics import QUANTISED_TOLERANCE
+from edgesdk.numerics import FP16_TOLERANCE, QUANTISED_TOLERANCE
 
 if TYPE_CHECKING:
     from edgesdk.bundle import Bundle
@@ -338,10 +338,6 @@ def _tensor(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
 
 
-# Relative to an output's largest magnitude: beyond it, "verified" alone would promise too much.
-_LOOSE_TOLERANCE = 1e-3
-
-
 def _warn(bundle: Bundle) -> None:
     manifest = bundle.manifest
     if manifest.verification.how == "not run":
@@ -355,8 +351,8 @@ def _warn(bundle: Bundle) -> None:
         console.warn(f"{manifest.target}: {manifest.build['device_code_remark']}")
     for reason, count in manifest.build.get("records_skipped", {}).items():
         console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
-    # A quantised network's tolerance says nothing about this one.
-    if _LOOSE_TOLERANCE < manifest.verification.tolerance < QUANTISED_TOLERANCE:
+    # Beyond it, "verified" alone would promise too much; a quantised network's says another thing.
+    if FP16_TOLERANCE < manifest.verification.tolerance < QUANTISED_TOLERANCE:
         console.warn(
             f"{manifest.target}: the reference differs from itself when it computes in another"
             f" order, so results were compared within {manifest.verification.tolerance:.2g} only"

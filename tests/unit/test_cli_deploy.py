@@ -206,10 +206,10 @@ def test_a_loose_comparison_is_told(
     fake_bundle: MakeBundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = open_bundle(fake_bundle(tmp_path / "bundle"))
-    for tolerance, told in ((1e-4, False), (0.25, True)):
+    for tolerance, told in ((1e-4, False), (2e-3, False), (0.01, True), (0.05, False)):
         verification = dataclasses.replace(bundle.manifest.verification, tolerance=tolerance)
         manifest = dataclasses.replace(
             bundle.manifest, verification=verification, build={"coverage": {"rungs": {}}}
         )
         _warn(dataclasses.replace(bundle, manifest=manifest))
-        assert ("compared within 0.25 only" in capsys.readouterr().err) == told
+        assert ("compared within 0.01 only" in capsys.readouterr().err) == told
