@@ -27,7 +27,8 @@ struct StepTime {
 constexpr size_t kErrorBytes = 1280;
 
 // What the user chose at open. `stream`: the caller's queue of commands, nullptr: one of our own.
-// `cache_folder`: where code that the device's driver has compiled is kept, nullptr: the usual place.
+// `cache_folder`: where code that the device's driver has compiled is kept, nullptr: the usual
+// place.
 struct DeviceOptions {
   int32_t index;
   void* stream;

@@ -115,37 +115,39 @@ edgesdk_status Allocate(edgert_device* device, Memory* memory, uint64_t bytes, c
 }
 
 // Lets the host see an input or output, and waits.
-Result Map(Queue queue, Port* port, void** view) {
+Result Map(Queue queue, Port* port) {
   Result result = kSuccess;
-  *view =
+  void* view =
       TheDriver().EnqueueMapBuffer(queue, port->own, 1, kMapRead | kMapWrite, 0,
                                    static_cast<size_t>(port->bytes), 0, nullptr, nullptr, &result);
-  return result == kSuccess && *view == nullptr ? -12 : result;
+  if (result == kSuccess && view == nullptr) result = kMapFailure;
+  if (result != kSuccess) return result;
+  port->view = view;
+  port->is_mapped = true;
+  return kSuccess;
+}
+
+Result UnmapPort(Queue queue, Port* port) {
+  Result result =
+      TheDriver().EnqueueUnmapMemObject(queue, port->own, port->view, 0, nullptr, nullptr);
+  if (result == kSuccess) port->is_mapped = false;
+  return result;
 }
 
 // Gives `port` a view if it is always at the same place; most drivers see to that, but the
 // specification does not promise it.
 edgesdk_status MakeView(edgert_device* device, Port* port) {
-  const Driver& driver = TheDriver();
-  void* first = nullptr;
-  Result result = Map(device->queue, port, &first);
-  if (result == kSuccess) {
-    result = driver.EnqueueUnmapMemObject(device->queue, port->own, first, 0, nullptr, nullptr);
+  Result result = Map(device->queue, port);
+  void* first = port->view;
+  if (result == kSuccess) result = UnmapPort(device->queue, port);
+  if (result == kSuccess) result = Map(device->queue, port);
+  bool is_aligned = reinterpret_cast<uintptr_t>(port->view) % kAlignment == 0;
+  if (result == kSuccess && (port->view != first || !is_aligned)) {
+    result = UnmapPort(device->queue, port);
+    if (result == kSuccess) port->view = nullptr;
   }
-  void* second = nullptr;
-  if (result == kSuccess) result = Map(device->queue, port, &second);
-  if (result != kSuccess) {
-    return FailWith(device, result, "cannot see inputs and outputs in the device's memory");
-  }
-  bool is_aligned = reinterpret_cast<uintptr_t>(second) % kAlignment == 0;
-  if (first == second && is_aligned) {
-    port->view = second;
-    port->is_mapped = true;
-    return EDGESDK_OK;
-  }
-  result = driver.EnqueueUnmapMemObject(device->queue, port->own, second, 0, nullptr, nullptr);
-  if (result == kSuccess) result = driver.Finish(device->queue);
-  return result == kSuccess ? EDGESDK_OK : FailWith(device, result, "cannot give memory back");
+  if (result == kSuccess) return EDGESDK_OK;
+  return FailWith(device, result, "cannot see inputs and outputs in the device's memory");
 }
 
 edgesdk_status AllocatePorts(edgert_device* device, Port* ports, const edgert_port* infos,
@@ -268,12 +270,9 @@ edgesdk_status OpenMemory(edgert_device* device, void* callers_queue) {
 void FreePorts(edgert_device* device, Port* ports, uint32_t count) {
   const Driver& driver = TheDriver();
   for (uint32_t i = 0; ports != nullptr && i < count; ++i) {
-    const Port& port = ports[i];
-    if (port.is_mapped) {
-      driver.EnqueueUnmapMemObject(device->queue, port.own, port.view, 0, nullptr, nullptr);
-      driver.Finish(device->queue);
-    }
-    if (port.own != nullptr) driver.ReleaseMemObject(port.own);
+    if (ports[i].is_mapped) UnmapPort(device->queue, &ports[i]);
+    if (device->queue != nullptr) driver.Finish(device->queue);
+    if (ports[i].own != nullptr) driver.ReleaseMemObject(ports[i].own);
   }
 }
 
@@ -417,8 +416,7 @@ Result Unmap(edgert_device* device, Queue queue) {
   Result result = kSuccess;
   ForEachPort(device, [&](Port* port) {
     if (!port->is_mapped || !port->is_used || port->bound != nullptr || result != kSuccess) return;
-    result = TheDriver().EnqueueUnmapMemObject(queue, port->own, port->view, 0, nullptr, nullptr);
-    if (result == kSuccess) port->is_mapped = false;
+    result = UnmapPort(queue, port);
   });
   return result;
 }
@@ -428,16 +426,14 @@ edgesdk_status MapAgain(edgert_device* device, Queue queue) {
   edgesdk_status status = EDGESDK_OK;
   ForEachPort(device, [&](Port* port) {
     if (port->view == nullptr || port->is_mapped || status != EDGESDK_OK) return;
-    void* view = nullptr;
-    Result result = Map(queue, port, &view);
+    void* before = port->view;
+    Result result = Map(queue, port);
     if (result != kSuccess) {
       status = FailWith(device, result, "cannot see inputs and outputs in the device's memory");
-    } else if (view != port->view) {
+    } else if (port->view != before) {
       status = Fail(device, EDGESDK_ERROR_DEVICE,
                     "the driver of %s moves mapped memory: set EDGESDK_OPENCL_COPY=1",
                     device->program->name);
-    } else {
-      port->is_mapped = true;
     }
     if (status != EDGESDK_OK) device->lost = true;
   });

@@ -30,6 +30,7 @@ constexpr Result kDeviceNotFound = -1;
 constexpr Result kMemObjectAllocationFailure = -4;
 constexpr Result kOutOfResources = -5;
 constexpr Result kOutOfHostMemory = -6;
+constexpr Result kMapFailure = -12;
 constexpr Result kInvalidBufferSize = -61;
 constexpr Result kPlatformNotFound = -1001;  // cl_khr_icd: the loader knows no driver
 

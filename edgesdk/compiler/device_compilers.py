@@ -7,7 +7,7 @@ from edgesdk.compiler.device_code import DeviceCode
 from edgesdk.profiles import GpuInfo
 
 _COMPILERS = {"cuda": cuda, "opencl": opencl}
-_ADAPT = {"cuda": cuda.start_early, "opencl": opencl.fix_sizes}
+_ADAPT = {"cuda": cuda.start_early, "opencl": opencl.adapt}
 
 
 def adapt(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:

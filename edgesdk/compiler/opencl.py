@@ -14,16 +14,30 @@ from edgesdk.profiles import GpuInfo
 
 # The version of the API that the source needs; edgert builds it with -cl-std=CL1.2.
 _VERSION = "1.2"
+# Functions that TVM calls by their names in C, which OpenCL C calls without the last letter.
+_C_NAMES = (
+    *("acosf", "acoshf", "asinf", "asinhf", "atan2f", "atanf", "atanhf", "copysignf", "coshf"),
+    *("cosf", "erff", "expf", "fmodf", "hypotf", "ldexpf", "log1pf", "nextafterf", "roundf"),
+    *("sinhf", "sinf", "tanf", "tanhf", "truncf"),
+)
+_RENAMED = {"nearbyint": "rint", "nearbyintf": "rint"}
+# TVM asks for an extension, or for one of AMD's from before there was a common one.
+_EXTENSION = re.compile(
+    r"^#ifdef (cl_khr_\w+)\n(#pragma OPENCL EXTENSION \1 : enable\n)(?:#.*\n)*?#endif *\n",
+    re.MULTILINE,
+)
+# An array of a kernel that no schedule gave a place: each thread has one.
+_PLACELESS = re.compile(r"^( +)__global (\w+ \w+\[\d+\];)$", re.MULTILINE)
 _PROTOTYPE = re.compile(r"^__kernel void \w+\([^{]*\);\n", re.MULTILINE)
 _DEFINITION = re.compile(r"^__kernel void (\w+)\(", re.MULTILINE)
 
 
-def fix_sizes(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:
-    """`code` whose kernels say which size of work-group they are launched with.
+def adapt(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:
+    """`code` (TVM's) as OpenCL C 1.2 that all compilers take.
 
-    The compiler then gives each thread the registers that such a group leaves it, and refuses what
-    does not fit (OpenCL C specification, "reqd_work_group_size"). TVM's prototypes, which would
-    have to say it, too, are left out.
+    Its kernels say which size of work-group they are launched with: the compiler then gives each
+    thread the registers that such a group leaves it (OpenCL C specification,
+    "reqd_work_group_size"). TVM's prototypes, which would have to say it, too, are left out.
     """
     blocks = {
         launch.function: launch.block
@@ -35,7 +49,17 @@ def fix_sizes(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:
         sizes = ", ".join(str(size) for size in blocks[head[1]])
         return f"__attribute__((reqd_work_group_size({sizes})))\n{head[0]}"
 
-    return DeviceCode(_DEFINITION.sub(with_size, _PROTOTYPE.sub("", code.source)), code.kernels)
+    source = _EXTENSION.sub(r"\2", code.source)
+    source = _PLACELESS.sub(r"\1\2", source)
+    source = _DEFINITION.sub(with_size, _PROTOTYPE.sub("", source))
+    return DeviceCode(_defines(source) + source, code.kernels)
+
+
+def _defines(source: str) -> str:
+    """What gives functions that are called in `source` their names in OpenCL C."""
+    names = {name: name.removesuffix("f") for name in _C_NAMES} | _RENAMED
+    called = sorted(set(re.findall(r"\b(\w+)\(", source)) & names.keys())
+    return "".join(f"#define {name} {names[name]}\n" for name in called)
 
 
 def compile_images(source: str, gpu: GpuInfo, *, keep: bool = True) -> tuple[Image, ...]:

@@ -215,7 +215,7 @@ def folded(case: Case, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {info.name: np.asarray(value.const) for info, value in outputs}
 
 
-def check_cases(cases: Sequence[Case], folder: Path) -> list[Outcome]:
+def check_cases(cases: Sequence[Case], folder: Path, *, target: str = "local") -> list[Outcome]:
     """Compiles the cases as one network, side by side, as a user's network is, and runs it here.
 
     The cases give axes, shapes and the like as inputs, which real models have as constants. Where
@@ -243,7 +243,7 @@ def check_cases(cases: Sequence[Case], folder: Path) -> list[Outcome]:
             outputs += [f"{number}_{name}" for name in computed]
             places += [(number, name) for name in computed]
     if places:
-        results = _run_graph(whole, inputs, outputs, folder)
+        results = _run_graph(whole, inputs, outputs, folder, target=target)
         for (number, name), array in zip(places, results, strict=True):
             found[number][name] = array
     return [
@@ -287,7 +287,12 @@ def walk_case(case: Case, folder: Path) -> WalkedCase | Outcome:
 
 
 def _run_graph(
-    graph: Graph, inputs: Sequence[np.ndarray[Any, Any]], outputs: list[str], folder: Path
+    graph: Graph,
+    inputs: Sequence[np.ndarray[Any, Any]],
+    outputs: list[str],
+    folder: Path,
+    *,
+    target: str,
 ) -> list[np.ndarray[Any, Any]]:
     from edgesdk.frontend.emit import emit_module
 
@@ -303,7 +308,7 @@ def _run_graph(
         shapes={s.name: s.shape for s in given},
         repairs=(),
     )
-    profile = load_target("local")
+    profile = load_target(target)
     with tempfile.TemporaryDirectory(dir=folder) as build:
         compiled = compile_model(model, profile, build=Path(build), name_build=lambda: "cases")
         execute = gate.executor(profile, compiled.toolchain)

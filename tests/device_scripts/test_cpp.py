@@ -41,6 +41,15 @@ def test_checks_with_a_driver_hold(build: Callable[[str], Build], kind: str, pro
     assert "ok     any_call_may_fail" in result.stdout_text
 
 
+@pytest.mark.parametrize("kind", ["plain", "asan", "tsan", "rpi4"])
+def test_checks_with_opencl_hold(build: Callable[[str], Build], kind: str) -> None:
+    """On a stand-in for a vendor's library."""
+    made = build(kind)
+    result = made.run(made.folder / "tests" / "test_opencl")
+    assert result.ok, result.stdout_text + result.stderr_text
+    assert "ok     any_call_may_fail" in result.stdout_text
+
+
 def test_a_failing_check_fails(build: Callable[[str], Build]) -> None:
     made = build("plain")
     result = made.run(made.folder / "tests" / "test_npy", "no_such_test")

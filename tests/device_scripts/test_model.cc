@@ -3,8 +3,15 @@
 // MODEL names it. As such: y = relu(FACTOR * weight * x) + 1 with weight[i] = i, x and y float32
 // [10, 100], in parallel; it fails with a message where x holds a NaN. With ALL_DTYPES: 13 inputs
 // of 2 x 3, one per type, copied to 13 outputs. With NO_INPUTS: one output, 1 to 4. With ON_GPU:
-// y = 2 * (x + w), four int32 with w = 1 to 4, by the kernels of the stand-in for a GPU's driver.
+// y = 2 * (x + w), four int32 with w = 1 to 4, by the kernels of the stand-in for a GPU's driver;
+// with ON_OPENCL the same for OpenCL's.
 
+#if defined(ON_OPENCL)
+#define ON_GPU
+#define ACCELERATOR edgert_opencl
+#else
+#define ACCELERATOR edgert_cuda
+#endif
 #if defined(ON_GPU)
 #include "accelerator.h"
 #endif
@@ -104,9 +111,15 @@ const edgert_launch launches[] = {{"add", {1, 1, 1}, {4, 1, 1}, 0},
                                   {"twice", {1, 1, 1}, {4, 1, 1}, 0}};
 const edgert_step steps[] = {{nullptr, "add", "sum", arguments, 3, launches},
                              {nullptr, "twice", "double", arguments + 3, 2, launches + 1}};
+#if defined(ON_OPENCL)
+const char code[] = "__kernel void add(int* a) {}\n__kernel void twice(int* a) {}\n";
+const edgert_image images[] = {
+    {kEdgertOpenclSource, 0, reinterpret_cast<const uint8_t*>(code), sizeof(code)}};
+#else
 const char code[] = "fake cubin sm_90\nadd\ntwice\n";
 const edgert_image images[] = {
     {kEdgertCubin, 90, reinterpret_cast<const uint8_t*>(code), sizeof(code)}};
+#endif
 constexpr uint32_t kNumInputs = 1;
 constexpr uint64_t kArenaBytes = 0;
 alignas(64) const int32_t weights[16] = {1, 2, 3, 4};
@@ -202,7 +215,7 @@ const edgert_plan edgert_model_plan = {
     sizeof(weights),
     kArenaBytes,
 #if defined(ON_GPU)
-    &edgert_cuda,
+    &ACCELERATOR,
     images,
     sizeof(images) / sizeof(images[0]),
     64,

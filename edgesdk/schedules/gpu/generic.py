@@ -43,6 +43,8 @@ def default(function: Any, profile: TargetProfile) -> Knobs:
 def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
     """Returns `function` with its loops on the GPU. Raises ValueError or TVM's ScheduleError on a
     kernel it does not fit."""
+    if not _has_blocks(function):
+        raise ValueError("there are no blocks to schedule")
     try:
         return _scheduled(function, spread=True)
     except ValueError:
@@ -70,6 +72,11 @@ def _scheduled(function: Any, *, spread: bool) -> Any:
     return sch.mod["main"]
 
 
+def _has_blocks(function: Any) -> bool:
+    """Whether there is something to schedule: TVM writes scatters as loops without blocks."""
+    return str(function.body.block.name_hint) == "root"
+
+
 def _check_reductions(module: Any) -> None:
     """Raises ValueError for a reduction that its threads cannot share."""
     import tvm
@@ -80,7 +87,12 @@ def _check_reductions(module: Any) -> None:
 
 
 def schedule_plain(function: Any) -> Any:
-    """Every block of `function` in a launch of its own, a thread for each of its elements."""
+    """Every block of `function` in a launch of its own, a thread for each of its elements.
+
+    A function without blocks stays as it is, for the CPU.
+    """
+    if not _has_blocks(function):
+        return function
     sch = _schedule_of(function)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         if tiles.reduction_rank(sch, block) == 0:
