@@ -4,8 +4,8 @@
     python benchmarks/cuda/run.py --target cuda-sm_90 --tune-minutes 2 resnet50
 
 Both keep inputs and outputs in the GPU's memory and replay a CUDA graph: edgesdk in
-examples/cuda_cpp, which is built here, PyTorch in torch_graph.py. A round gives each one turn. Needs
-edgesdk, g++, and a Python with torch and torchvision (`--torch-python`).
+examples/cuda_cpp, which is built here, PyTorch in torch_graph.py. Needs edgesdk, g++, and a Python
+with torch and torchvision (`--torch-python`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import networks
+import networks  # noqa: E402
 
 TORCH_NAMES = {
     "resnet50": "resnet50",

@@ -14,6 +14,7 @@
 
 #include "../launcher/npy.h"
 #include "edgesdk_model.h"
+#include "integer.h"
 #include "kernel_error.h"
 #include "platform.h"
 #include "thread_pool.h"
@@ -422,13 +423,19 @@ MemoryUse ReadMemoryUse(const char* statm) {
   FILE* file = fopen(statm, "r");
   if (file == nullptr) return {0, 0};
   // Pages: size, resident, shared, text, unused, data and stack.
-  unsigned long long size, resident, shared, text, unused, data;
-  int fields = fscanf(file, "%llu %llu %llu %llu %llu %llu", &size, &resident, &shared, &text,
-                      &unused, &data);
+  char line[256];
+  bool read = fgets(line, sizeof(line), file) != nullptr;
   fclose(file);
-  if (fields != 6) return {0, 0};
+  uint64_t fields[6];
+  const char* at = line;
+  for (uint64_t& field : fields) {
+    const char* end = at;
+    if (read) field = static_cast<uint64_t>(edgert::ParseInteger(at, &end));
+    if (end == at) return {0, 0};
+    at = end;
+  }
   uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  return {resident * page, data * page};
+  return {fields[1] * page, fields[5] * page};
 }
 
 }  // namespace agent

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "integer.h"
+
 namespace agent {
 namespace {
 
@@ -45,7 +47,7 @@ void ReadCooling(const char* path, const char* type, DeviceState* state) {
   char line[128];
   snprintf(other, sizeof(other), "%.*scur_state", static_cast<int>(strlen(path) - 4), path);
   if (!ReadLine(other, line, sizeof(line))) return;
-  int8_t active = strtol(line, nullptr, 10) > 0 ? 1 : 0;
+  int8_t active = edgert::ParseInteger(line) > 0 ? 1 : 0;
   if (active > state->throttled) state->throttled = active;
 }
 
@@ -55,7 +57,7 @@ DeviceState ReadDeviceState(const char* sysfs) {
   DeviceState state = kUnknownState;
   ForEachFile(sysfs, "devices/system/cpu/cpufreq/policy*/scaling_cur_freq",
               [&](const char*, const char* line) {
-                int64_t khz = strtoll(line, nullptr, 10);
+                int64_t khz = edgert::ParseInteger(line);
                 if (khz > state.clock_khz) state.clock_khz = khz;
               });
   ForEachFile(sysfs, "class/thermal/thermal_zone*/temp", [&](const char*, const char* line) {
@@ -66,11 +68,11 @@ DeviceState ReadDeviceState(const char* sysfs) {
   });
   ForEachFile(sysfs, "class/thermal/cooling_device*/type",
               [&](const char* path, const char* type) { ReadCooling(path, type, &state); });
-  ForEachFile(sysfs, "devices/platform/soc*/*firmware/get_throttled",
-              [&](const char*, const char* line) {
-                int8_t active = (strtoul(line, nullptr, 16) & kPiHeldDown) != 0 ? 1 : 0;
-                if (active > state.throttled) state.throttled = active;
-              });
+  ForEachFile(
+      sysfs, "devices/platform/soc*/*firmware/get_throttled", [&](const char*, const char* line) {
+        int8_t active = (edgert::ParseInteger(line, nullptr, 16) & kPiHeldDown) != 0 ? 1 : 0;
+        if (active > state.throttled) state.throttled = active;
+      });
   return state;
 }
 

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "../launcher/npy.h"
+#include "integer.h"
 #include "platform.h"
 
 namespace agent {
@@ -22,9 +23,10 @@ bool HasMemory(uint64_t bytes) {
   if (file == nullptr) return true;
   char line[128];
   bool enough = true;
-  unsigned long long kib;
+  const char* name = "MemAvailable:";
   while (fgets(line, sizeof(line), file) != nullptr) {
-    if (sscanf(line, "MemAvailable: %llu", &kib) == 1) enough = bytes / 1024 < kib;
+    if (strncmp(line, name, strlen(name)) != 0) continue;
+    enough = bytes / 1024 < static_cast<uint64_t>(edgert::ParseInteger(line + strlen(name)));
   }
   fclose(file);
   return enough;

@@ -5,6 +5,8 @@
 
 #include <new>
 
+#include "integer.h"
+
 namespace edgert {
 namespace {
 
@@ -30,7 +32,7 @@ alignas(ThreadPool) unsigned char shared_storage[sizeof(ThreadPool)];
 int ThreadsFromEnvironment() {
   char buffer[32];
   const char* text = Environment("EDGESDK_NUM_THREADS", buffer, sizeof(buffer));
-  long value = text != nullptr ? strtol(text, nullptr, 10) : 0;
+  int64_t value = text != nullptr ? ParseInteger(text) : 0;
   if (value < 1) return UsableCpus();
   return value < kMaxThreads ? static_cast<int>(value) : kMaxThreads;
 }
@@ -39,7 +41,7 @@ uint64_t SpinFromEnvironment() {
   char buffer[32];
   const char* text = Environment("EDGESDK_SPIN_US", buffer, sizeof(buffer));
   if (text == nullptr) return kDefaultSpinNs;
-  long value = strtol(text, nullptr, 10);
+  int64_t value = ParseInteger(text);
   return value > 0 ? static_cast<uint64_t>(value) * 1000u : 0;
 }
 

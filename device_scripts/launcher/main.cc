@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../edgert/integer.h"
 #include "edgesdk_model.h"
 #include "npy.h"
 #include "system.h"
@@ -74,8 +75,8 @@ int Complain(int code, const char* format, ...) {
 }
 
 bool ParseCount(const char* text, int minimum, int* value) {
-  char* end = nullptr;
-  long number = strtol(text, &end, 10);
+  const char* end = nullptr;
+  int64_t number = edgert::ParseInteger(text, &end);
   if (end == text || *end != '\0' || number < minimum || number > 100 * 1000 * 1000) return false;
   *value = static_cast<int>(number);
   return true;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../edgert/integer.h"
 #include "system.h"
 
 namespace launcher {
@@ -91,10 +92,9 @@ bool ParseHeader(const char* header, Array* array, char* error, size_t error_siz
   while (true) {
     while (*at == ' ' || *at == ',') ++at;
     if (*at == ')') break;
-    char* end = nullptr;
-    errno = 0;
-    long long dim = strtoll(at, &end, 10);
-    if (end == at || errno != 0 || dim < 0 || array->ndim == kMaxDims) {
+    const char* end = nullptr;
+    int64_t dim = edgert::ParseInteger(at, &end);
+    if (end == at || dim < 0 || array->ndim == kMaxDims) {
       return Fail(error, error_size, path, "its shape is damaged");
     }
     at = end;

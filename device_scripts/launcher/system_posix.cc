@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "../edgert/integer.h"
 #include "system.h"
 
 namespace launcher {
@@ -51,7 +52,7 @@ long long PeakRssBytes() {
   FILE* file = fopen("/proc/self/status", "r");
   char line[256];
   while (file != nullptr && kib == 0 && fgets(line, sizeof(line), file) != nullptr) {
-    if (strncmp(line, "VmHWM:", 6) == 0) kib = strtoll(line + 6, nullptr, 10);
+    if (strncmp(line, "VmHWM:", 6) == 0) kib = edgert::ParseInteger(line + 6);
   }
   if (file != nullptr) fclose(file);
   if (kib == 0) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../../device_scripts/edgert/integer.h"
 #include "check.h"
 #include "npy.h"
 
@@ -144,13 +145,13 @@ TEST(what_cannot_be_used_is_refused_with_the_reason) {
   CHECK_TEXT(Refusal(Npy("{'fortran_order': False, 'shape': (1,), 'descr': ")), type);
   CHECK_TEXT(Refusal(Npy("{'fortran_order': False, 'shape': (1,), 'descr': '<f")), type);
   std::string shape = "its shape is damaged";
-  for (const char* text : {"(", "(1", "(1,", "(-1,)", "(x,)", "(1.5,)", "(99999999999999999999,)",
-                           "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1)"}) {
+  for (const char* text :
+       {"(", "(1", "(1,", "(-1,)", "(x,)", "(1.5,)", "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1)"}) {
     CHECK_TEXT(Refusal(Npy(Header("<f4", text), "abcd")), shape);
   }
   // 2^32 elements must not become 0 where size_t has 32 bits; 2^64 nowhere.
-  for (const char* text :
-       {"(4294967296, 4294967296)", "(9223372036854775807,)", "(3037000500, 3037000500, 2)"}) {
+  for (const char* text : {"(4294967296, 4294967296)", "(9223372036854775807,)",
+                           "(99999999999999999999,)", "(3037000500, 3037000500, 2)"}) {
     CHECK_TEXT(Refusal(Npy(Header("<f8", text), "abcd")), "its shape is too large");
   }
   std::string huge = Refusal(Npy(Header("|u1", "(4294967296,)"), "abcd"));
@@ -249,6 +250,21 @@ TEST(elements_become_doubles) {
   CHECK_EQ(Element<uint16_t>(EDGESDK_FLOAT16, 0xc000), -2.0);
   CHECK(std::isinf(Element<uint16_t>(EDGESDK_FLOAT16, 0xfc00)));
   CHECK(std::isnan(Element<uint16_t>(EDGESDK_FLOAT16, 0x7e00)));
+}
+
+TEST(integers_are_read_as_strtoll_does) {
+  for (const char* text : {"42", " -7,", "+0", "x", "", "-", "9223372036854775807", "0b101",
+                           "9223372036854775808", "-9223372036854775808", "-9223372036854775809",
+                           "123456789012345678901234567890 ", "\t\n 15)"}) {
+    char* wanted_end = nullptr;
+    const char* end = nullptr;
+    CHECK_EQ(edgert::ParseInteger(text, &end),
+             static_cast<int64_t>(strtoll(text, &wanted_end, 10)));
+    // A compiler of C23 has strtoll read binary numbers, which nobody here writes.
+    if (text[1] != 'b') CHECK_EQ(end - text, wanted_end - text);
+  }
+  CHECK_EQ(edgert::ParseInteger("0x50005", nullptr, 16), 0x50005);
+  CHECK_EQ(edgert::ParseInteger("fF", nullptr, 16), 255);
 }
 
 }  // namespace
