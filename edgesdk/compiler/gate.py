@@ -259,6 +259,11 @@ def _runner(profile: TargetProfile, toolchain: Toolchain) -> tuple[str, ...] | N
         cpu_fits = not missing_cpu_features(profile.contract.cpu_features, host.cpu_features)
         if cpu_fits and profile.contract.os == host.contract.os:
             return ()
+    if profile.gpu is not None:
+        raise ToolMissingError(
+            "no GPU can be reached from an emulator",
+            hint="`edgesdk verify BUNDLE --device D` checks it there",
+        )
     if profile.emulator is None or not (cpu_fits or profile.emulator.emulates_cpu):
         return None
     return emulator_command(profile, toolchain)

@@ -1,0 +1,228 @@
+"""GPU kernels become launches of fixed size, and the plan has a side for each tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax, te
+
+from edgesdk.compiler import cuda, device_code, gate
+from edgesdk.compiler.device_code import DeviceKernel, Launch
+from edgesdk.compiler.plan import make_plan
+from edgesdk.errors import CompileError, ToolMissingError
+from edgesdk.profiles import GpuInfo, load_target
+from edgesdk.schedules import apply_candidate
+from edgesdk.schedules.conv2d import Conv2d
+from edgesdk.schedules.gpu import gemm
+from edgesdk.toolchain import load_toolchain
+
+TARGET = "cuda-sm_90"
+
+
+def convolution() -> Any:
+    """3x3 over 64 channels of 14x14 pixels, with bias and ReLU."""
+    config = Conv2d(
+        in_shape=(1, 64, 14, 14),
+        out_shape=(1, 128, 14, 14),
+        window=(3, 3),
+        stride=(1, 1),
+        padding=(1, 1, 1, 1),
+        dilation=(1, 1),
+        groups=1,
+        block=gemm.VECTOR,
+    )
+    x = te.placeholder((1, 16, 196, 4), name="x")
+    w = te.placeholder((1, 144, 4, 128), name="w")
+    b = te.placeholder((1, 32, 1, 4), name="b")
+    y = gemm.conv2d(x, w, config)
+    z = te.compute(y.shape, lambda n, o, p, c: te.max(y[n, o, p, c] + b[n, o, 0, c], 0.0), name="z")
+    return te.create_prim_func([x, w, b, z])
+
+
+def launches_of(knobs: dict[str, int]) -> DeviceKernel:
+    profile = load_target(TARGET)
+    function = convolution()
+    candidate = {"template": gemm.GEMM, "knobs": knobs}
+    scheduled = apply_candidate(function, profile, candidate)
+    target = tvm.target.Target(profile.tvm)
+    return device_code.generate({"k": scheduled}, target).kernels["k"]
+
+
+KNOBS = {
+    "pixels": 7,
+    "blocks": 2,
+    "threads_p": 14,
+    "threads_o": 8,
+    "step": 4,
+    "stages": 2,
+    "split": 1,
+}
+
+
+def test_a_tile_is_a_block_of_threads() -> None:
+    kernel = launches_of(KNOBS)
+    # 196 pixels / (7 * 14) times 32 blocks of 4 channels / (2 * 8).
+    (launch,) = kernel.launches
+    assert launch.grid == (2 * 2, 1, 1)
+    assert launch.block == (14 * 8, 1, 1)
+    assert sorted(launch.args) == [0, 1, 2, 3]
+    assert kernel.workspaces == ()
+
+
+def test_split_sums_are_added_up_in_a_second_launch() -> None:
+    kernel = launches_of({**KNOBS, "split": 4})
+    first, second = kernel.launches
+    assert first.grid == (4 * 2 * 2, 1, 1)
+    # Four parts of the output: 128 channels of 196 pixels of 4 bytes.
+    assert kernel.workspaces == (4 * 128 * 196 * 4,)
+    assert 4 in first.args and 4 in second.args  # the workspace follows four parameters
+    assert 3 in second.args and 3 not in first.args  # the output
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "reason"),
+    [
+        ("pixels", 5, "divide"),
+        ("threads_o", 3, "divide"),
+        ("split", 5, "divide"),
+        ("step", 48, "shared memory"),
+        ("threads_p", 196, "threads"),
+    ],
+)
+def test_tiles_that_do_not_fit_are_refused(knob: str, value: int, reason: str) -> None:
+    gpu = load_target(TARGET).gpu
+    assert gpu is not None
+    problem = gemm.Problem(groups=1, blocks=32, pixels=196, steps=144)
+    gemm.check(KNOBS, problem, gpu)
+    knobs = {**KNOBS, knob: value}
+    if knob == "threads_p":
+        knobs |= {"pixels": 1}
+    with pytest.raises(ValueError, match=reason):
+        gemm.check(knobs, problem, gpu)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "blocks", "steps"), [(196, 32, 144), (49, 80, 40), (12544, 4, 8)]
+)
+@pytest.mark.parametrize("target", ["jetson-nano", TARGET])
+def test_defaults_fit(target: str, pixels: int, blocks: int, steps: int) -> None:
+    gpu = load_target(target).gpu
+    assert gpu is not None
+    problem = gemm.Problem(1, blocks, pixels, steps)
+    knobs = gemm.default_of(problem, gpu)
+    gemm.check(knobs, problem, gpu)
+    values = gemm.space_of(problem, gpu)
+    assert all(knobs[name] in values[name] for name in values)
+    # A Maxwell has no asynchronous copies.
+    assert (knobs["stages"] > 0) == (target == TARGET)
+
+
+def test_only_new_gpus_start_launches_early() -> None:
+    code = device_code.DeviceCode(
+        'extern "C" __global__ void f(float* a);\n'
+        'extern "C" __global__ void __launch_bounds__(32) f(float* a) {\n  a[0] = 1;\n}\n',
+        {"k": DeviceKernel((Launch("f", (1, 1, 1), (32, 1, 1), 0, (0,)),), ())},
+    )
+
+    def gpu(*architectures: int, ptx: int | None = None) -> GpuInfo:
+        return GpuInfo("cuda", 1, 48, architectures=architectures, ptx=ptx)
+
+    for old in (gpu(80, 90), gpu(90, ptx=80)):
+        assert cuda.start_early(code, old) is code
+    early = cuda.start_early(code, gpu(90, 100, ptx=90))
+    head, wait, body = early.source.splitlines()[1:4]
+    assert head.endswith("f(float* a) {") and body == "  a[0] = 1;"
+    assert "griddepcontrol.wait" in wait
+    assert early.source.count("griddepcontrol") == 1
+    assert early.kernels["k"].launches[0].starts_early
+
+
+def increment(shape: tuple[int, ...]) -> Any:
+    a = te.placeholder(shape, name="a")
+    return te.create_prim_func([a, te.compute(shape, lambda i: a[i] + 1.0, name="b")])
+
+
+def chain(*names: str) -> Any:
+    """A module whose main calls the kernels `names` one after the other, each x -> x."""
+    shape = (64,)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        value: Any = x
+        for name in names:
+            gv = builder.add_func(increment(shape).with_attr("global_symbol", name), name)
+            value = builder.emit(
+                relax.call_tir(gv, [value], out_ty=relax.TensorType(shape, "float32"))
+            )
+        builder.emit_func_output(value)
+    return builder.get()
+
+
+def on_device(*names: str) -> dict[str, DeviceKernel]:
+    def kernel(name: str) -> DeviceKernel:
+        first = Launch(f"{name}_0", (1, 1, 1), (64, 1, 1), 0, (0, 2))
+        return DeviceKernel((first, Launch(f"{name}_1", (1, 1, 1), (64, 1, 1), 0, (2, 1))), (256,))
+
+    return {name: kernel(name) for name in names}
+
+
+def test_a_tensor_is_copied_where_the_next_kernel_needs_it() -> None:
+    plan = make_plan(chain("gpu_a", "cpu_b", "gpu_c"), on_device=on_device("gpu_a", "gpu_c"))
+    steps = [
+        (
+            step.launch.function if step.launch else step.kernel or "copy",
+            tuple(plan.tensors[a].storage for a in step.args),
+        )
+        for step in plan.steps
+    ]
+    assert steps == [
+        ("gpu_a_0", ("device_input", "device_arena")),
+        ("gpu_a_1", ("device_arena", "device_arena")),
+        ("copy", ("device_arena", "arena")),
+        ("cpu_b", ("arena", "arena")),
+        ("copy", ("arena", "device_arena")),
+        ("gpu_c_0", ("device_arena", "device_arena")),
+        ("gpu_c_1", ("device_arena", "device_output")),
+    ]
+    assert plan.arena_bytes == 2 * 256  # what the CPU reads and what it writes
+    # The scratch of both kernels is one place behind the tensors.
+    scratch = {plan.tensors[plan.steps[i].args[1]].offset for i in (0, 5)}
+    assert scratch == {plan.device_arena_bytes - 256}
+
+
+def test_all_on_one_side_needs_no_copies() -> None:
+    everything = make_plan(chain("a", "b"), on_device=on_device("a", "b"))
+    assert all(step.launch is not None for step in everything.steps)
+    assert everything.arena_bytes == 0
+    nothing = make_plan(chain("a", "b"))
+    assert [step.kernel for step in nothing.steps] == ["a", "b"]
+    assert nothing.device_arena_bytes == 0
+
+
+def test_loops_on_the_cpu_are_no_launches() -> None:
+    target = tvm.target.Target(load_target(TARGET).tvm)
+    with pytest.raises(CompileError):
+        device_code.generate({"k": convolution()}, target)
+
+
+@pytest.mark.parametrize("target", ["jetson-orin-nano", "cuda-windows"])
+def test_a_gpu_is_not_looked_for_behind_an_emulator(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgesdk.host.require_gpu", lambda gpu: None)  # as if there were one here
+    profile = load_target(target)
+    toolchain = load_toolchain(profile.toolchain)
+    with pytest.raises(ToolMissingError, match="emulator"):
+        gate._runner(profile, toolchain)
+
+
+def test_architectures_are_needed() -> None:
+    with pytest.raises(ValueError, match="architectures"):
+        GpuInfo("cuda", 1, 48)
+    gpu = load_target(TARGET).gpu
+    assert gpu is not None
+    with pytest.raises(ValueError, match="warp"):
+        dataclasses.replace(gpu, warp=0)
