@@ -51,6 +51,8 @@ def adapt(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:
 
     source = _EXTENSION.sub(r"\2", code.source)
     source = _PLACELESS.sub(r"\1\2", source)
+    # A kernel takes no pointers to bool, whose size is the compiler's (OpenCL C, "Restrictions").
+    source = source.replace("__global bool*", "__global uchar*")
     source = _DEFINITION.sub(with_size, _PROTOTYPE.sub("", source))
     return DeviceCode(_defines(source) + source, code.kernels)
 

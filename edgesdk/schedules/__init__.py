@@ -14,7 +14,7 @@ from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8, generic, pool, winograd
 from edgesdk.schedules.casts import drop_round_trips
 from edgesdk.schedules.features import floor_cycles, kernel_facts
-from edgesdk.schedules.gpu import gemm
+from edgesdk.schedules.gpu import gemm, gemm_registers
 from edgesdk.schedules.gpu import generic as gpu_generic
 from edgesdk.schedules.template import Knobs, Space, Template
 
@@ -30,6 +30,8 @@ _CPU_TEMPLATES: dict[str, Template] = {
     for template in module.TEMPLATES
 }
 _GPU_TEMPLATES: dict[str, Template] = {template.name: template for template in gemm.TEMPLATES}
+# The same blocks on GPUs without shared memory.
+_REGISTER_TEMPLATES: dict[str, Template] = {gemm.GEMM: gemm_registers.TEMPLATE}
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _find_template(function: Any, profile: TargetProfile) -> tuple[Template, Any
     from tvm.s_tir import Schedule
 
     sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
-    templates = _CPU_TEMPLATES if profile.gpu is None else _GPU_TEMPLATES
+    templates = _templates(profile)
     found = []
     for child in sch.get_child_blocks(sch.get_sblock("root")):
         name = sch.get(child).annotations.get("edgesdk.template")
@@ -190,6 +192,12 @@ def _find_template(function: Any, profile: TargetProfile) -> tuple[Template, Any
     if len(found) > 1:
         raise ValueError("two template blocks in one kernel")
     return found[0] if found else None
+
+
+def _templates(profile: TargetProfile) -> dict[str, Template]:
+    if profile.gpu is None:
+        return _CPU_TEMPLATES
+    return _GPU_TEMPLATES if profile.gpu.shared_kib > 0 else _REGISTER_TEMPLATES
 
 
 def _reason(error: Exception) -> str:
