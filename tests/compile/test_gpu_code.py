@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax, te
 
 from edgesdk.compiler import cuda, device_code, gate
@@ -200,6 +201,19 @@ def test_all_on_one_side_needs_no_copies() -> None:
     nothing = make_plan(chain("a", "b"))
     assert [step.kernel for step in nothing.steps] == ["a", "b"]
     assert nothing.device_arena_bytes == 0
+
+
+def test_tvm_does_not_compile_for_the_gpu_that_is_here() -> None:
+    # TVM calls this where it finds a driver, and takes what comes back as machine code.
+    name = "tvm_callback_cuda_compile"
+    tvm_ffi.register_global_func(name, lambda code: b"compiled", override=True)
+    with device_code._no_compiler():
+        assert tvm_ffi.get_global_func(name)("code") == b"-"
+    assert tvm_ffi.get_global_func(name)("code") == b"compiled"
+    tvm_ffi.remove_global_func(name)
+    with device_code._no_compiler():
+        pass
+    assert tvm_ffi.get_global_func(name, allow_missing=True) is None
 
 
 def test_loops_on_the_cpu_are_no_launches() -> None:
