@@ -46,6 +46,8 @@ system_packages() {
             # The examples.
             need /usr/include/stb/stb_image.h libstb-dev
             need espeak-ng espeak-ng
+            # OpenCL on this CPU.
+            need /etc/OpenCL/vendors/pocl.icd "pocl-opencl-icd ocl-icd-libopencl1"
             # Bundles called from C#.
             need mcs mono-mcs
             need mono mono-runtime
