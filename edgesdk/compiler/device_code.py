@@ -8,6 +8,7 @@ the flat plan. No host code of TVM reaches the device.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,9 @@ def generate(functions: dict[str, Any], target: Any) -> DeviceCode:
     try:
         with tvm.transform.PassContext(config=config):
             host, device, device_target = _split(module, target)
+            if target.kind.name == "opencl" and (scalar := _with_vectors_of_bools(device)):
+                module = _without_vectors(module, scalar)
+                host, device, device_target = _split(module, target)
         with _no_compiler():
             source = str(
                 tvm.get_global_func(f"target.build.{device_target.kind.name}")(
@@ -117,6 +121,46 @@ def _split(module: Any, target: Any) -> tuple[Any, Any, Any]:
         raise CompileError("none of its loops is bound to the GPU")
     ((device_target, device),) = devices.items()
     return host, finish_device()(device), device_target
+
+
+def _with_vectors_of_bools(device: Any) -> set[str]:
+    """The kernels that compare vectors, say. In OpenCL C a vector's "true" is -1 (OpenCL C
+    specification, "Relational Operators"), which TVM takes for 1, as it is elsewhere."""
+    import tvm
+    import tvm_ffi
+
+    found = set()
+    for variable, function in device.functions.items():
+        name = re.sub(r"_kernel(_\d+)?$", "", variable.name_hint)
+
+        def visit(node: Any, name: str = name) -> None:
+            if re.fullmatch(r"boolx\d+", str(node.ty)):
+                found.add(name)
+
+        tvm_ffi.structural_walk(function.body, (tvm.ir.Expr, visit))
+    return found
+
+
+def _without_vectors(module: Any, names: set[str]) -> Any:
+    """`module` whose functions `names` go through vectors one element after the other."""
+    import tvm
+    import tvm_ffi
+
+    def serial(loop: Any) -> Any:
+        if loop.kind != tvm.tirx.ForKind.VECTORIZED:
+            return loop
+        return tvm.tirx.For(
+            loop.loop_var, loop.min, loop.extent, tvm.tirx.ForKind.SERIAL, loop.body
+        )
+
+    return tvm.IRModule(
+        {
+            variable: tvm_ffi.structural_map(function, (tvm.tirx.For, serial))
+            if variable.name_hint in names
+            else function
+            for variable, function in module.functions.items()
+        }
+    )
 
 
 @dataclass
