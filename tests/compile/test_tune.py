@@ -71,6 +71,23 @@ def test_a_whole_session_and_another(tuned: Cli, tmp_path: Path) -> None:
     assert len(after - before) == 20
 
 
+def test_kernels_of_a_gpu_are_measured_on_it(tuned: Cli, tmp_path: Path) -> None:
+    """OpenCL on this machine's CPU: candidates are models of their own, as for every GPU."""
+    said = tuned.succeeds(
+        *("tune", "net.onnx", "--target", "linux-x86_64-opencl", "--trials", "3", *QUICK, "--json")
+    )
+    session = said.json["sessions"][0]
+    assert session["phase"] == "finished" and session["trials"] == 3
+    with Records.open(database(tmp_path)) as records:
+        trials = list(records.trials())
+    # Those whose knobs do not fit together cost nothing; the others were run and compared.
+    measured = [t for t in trials if t.samples_s]
+    assert measured and all(min(t.samples_s) > 0 for t in measured)
+    assert {t.error_kind for t in trials} <= {"", "schedule"}
+    assert all(t.candidate["template"].startswith("gpu_") for t in trials)
+    assert tuned("verify", session["bundle"]).code == 0
+
+
 def test_text_and_progress(tuned: Cli) -> None:
     said = tuned.succeeds("tune", "net.onnx", "--target", "local", "--trials", "8", *QUICK)
     assert [line.split()[0] for line in said.out.splitlines()] == [
