@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import pytest
 from conformance import backend_cases, check_cases
 from test_template_properties import Conv, Dense, check
@@ -67,8 +68,6 @@ def test_products(shared_kib: int, seed: int | None, tmp_path: Path) -> None:
 
 def test_a_bundle(tmp_path: Path) -> None:
     model = tmp_path / "net.onnx"
-    import onnx.parser
-
     text = (
         '<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x, float[8,8,3,3] w)'
         " => (float[1,8,6,6] y) { c = Conv <pads = [1,1,1,1]> (x, w)  y = Relu (c) }"
@@ -86,6 +85,32 @@ def test_a_bundle(tmp_path: Path) -> None:
     (wanted,) = Reference(model, {}).run(inputs).values()
     (result,) = edgesdk.run(bundle, inputs).values()
     np.testing.assert_allclose(result, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_tiny_shapes(tmp_path: Path) -> None:
+    """Shapes on which schedules made for large ones have failed."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[1,1,3,10] a, float[2,1,4,20] b, float[2,2] c, float[2,2] d, float[1,4,3,3] e)
+        => (float[1,1,3,9] p, float[2,1,2,20] q, float[2,1] r, float[1,1,1,1] s)
+        <float[1,1,1,2] v = {1.5, -2.0}, float[1,1,3,1] w = {0.5, 1.0, -1.0}> {
+            p = Conv (a, v)
+            q = Conv (b, w)
+            product = Mul (c, d)
+            axis = Constant <value_ints = [1]> ()
+            r = ReduceSum (product, axis)
+            rows = ReduceMean <axes = [2, 3]> (e)
+            s = ReduceMean <axes = [1]> (rows)
+        }"""
+    )
+    onnx.save(model, tmp_path / "tiny.onnx")
+    for target in (TARGET, "cuda-sm_90", "jetson-orin-nano"):
+        bundle = edgesdk.compile(
+            tmp_path / "tiny.onnx", target=target, output=tmp_path / target, verify=target == TARGET
+        )
+        coverage = bundle.manifest.build["coverage"]["rungs"]
+        assert not any(rung.startswith("cpu") for rung in coverage), coverage
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
