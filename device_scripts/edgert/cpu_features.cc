@@ -8,7 +8,7 @@
 #elif defined(__APPLE__)
 #include <stdio.h>
 #include <sys/sysctl.h>
-#elif defined(__aarch64__) || defined(__arm__)
+#elif defined(__aarch64__) || defined(__arm__) || defined(__riscv)
 #include <sys/auxv.h>
 #endif
 
@@ -156,6 +156,22 @@ bool HasBit(const Bit& bit) {
   unsigned long word = getauxval(bit.word == 1 ? AT_HWCAP : AT_HWCAP2);
   return (word >> bit.bit & 1u) != 0;
 }
+
+#elif defined(__riscv)
+
+// The extensions of one letter, which Linux has in AT_HWCAP by their place in the alphabet
+// (arch/riscv/include/uapi/asm/hwcap.h).
+struct Bit {
+  const char* name;
+  int bit;
+};
+
+constexpr Bit kBits[] = {
+    {"a", 'a' - 'a'}, {"c", 'c' - 'a'}, {"d", 'd' - 'a'},
+    {"f", 'f' - 'a'}, {"m", 'm' - 'a'}, {"v", 'v' - 'a'},
+};
+
+bool HasBit(const Bit& bit) { return (getauxval(AT_HWCAP) >> bit.bit & 1u) != 0; }
 
 #else
 
