@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -90,6 +91,7 @@ def build(job: tuple[int, tuple[int, ...], dict[str, int] | None, str]) -> dict[
         function, sizes = function_of(shape)
         space = kernel_space(function, profile)
         knobs = knobs or space.default
+        result["problem"] = dataclasses.astuple(problem_of(shape))
         scheduled = apply_candidate(function, profile, space.candidate(knobs))
         code = device_code.generate({"k": scheduled}, tvm.target.Target(profile.tvm))
         image = cuda.compile_images(code.source, profile.gpu)[0]

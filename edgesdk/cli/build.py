@@ -287,8 +287,10 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
             f" (allowed {checked.tolerance:g}), cosine {checked.min_cosine:.9g}, to"
             f" {checked.reference}, {len(checked.seeds) + checked.given_inputs} sets of inputs"
         )
+    shares = build["coverage"]["shares"]
     served = ", ".join(
-        f"{len(kernels)} {rung} ({build['coverage']['shares'][rung]:.0%} of the estimated time)"
+        f"{len(kernels)} {rung}"
+        + (f" ({shares[rung]:.0%} of the estimated time)" if rung in shares else "")
         for rung, kernels in build["coverage"]["rungs"].items()
     )
     return console.facts(

@@ -145,19 +145,17 @@ def _generate(
     """Schedules `kernels` and generates code for the processor that each runs on."""
     import tvm
 
-    if profile.gpu is None:
-        scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup, calls=calls)
-        progress(f"generating code for {len(kernels)} kernels")
-        target = tvm.target.Target(profile.tvm)
-        return _Code(coverage, _write_kernels(scheduled, symbols, target, build), {})
     scheduled, coverage = schedule_kernels(kernels, profile, lookup=lookup, calls=calls)
     progress(f"generating code for {len(kernels)} kernels")
-    code, refused = _device_code(scheduled, symbols, tvm.target.Target(profile.tvm))
+    target = tvm.target.Target(profile.tvm)
+    if profile.gpu is None:
+        return _Code(coverage, _write_kernels(scheduled, symbols, target, build), {})
+    code, refused = _device_code(scheduled, symbols, target)
     code = device_compilers.adapt(code, profile.gpu)
     objects: list[Path] = []
     if refused:
         host = profile.host()
-        rest, host_coverage = schedule_kernels({n: kernels[n] for n in refused}, host, calls=calls)
+        rest, host_coverage = schedule_kernels({n: kernels[n] for n in refused}, host)
         objects = _write_kernels(rest, symbols, tvm.target.Target(host.tvm), build)
         coverage = _merged(coverage, host_coverage, refused)
     images = None
@@ -187,11 +185,10 @@ def _merged(gpu: Coverage, cpu: Coverage, refused: dict[str, str]) -> Coverage:
     """The coverage of kernels on both processors; rungs of the CPU are called "cpu RUNG"."""
     rungs = {r: tuple(n for n in names if n not in refused) for r, names in gpu.rungs.items()}
     rungs |= {f"cpu {rung}": names for rung, names in cpu.rungs.items()}
-    reasons = tuple(f"{name}: gpu: {reason}" for name, reason in refused.items())
+    reasons = tuple(f"{name}: it runs on the CPU: {reason}" for name, reason in refused.items())
     return Coverage(
         {rung: names for rung, names in rungs.items() if names},
         (*gpu.problems, *reasons, *cpu.problems),
-        gpu.cycles | cpu.cycles,
     )
 
 

@@ -38,7 +38,7 @@ _REGISTER_TEMPLATES: dict[str, Template] = {gemm.GEMM: gemm_registers.TEMPLATE}
 class Coverage:
     """`rungs` maps the name of a rung to the kernels it served; `problems` says why a better rung
     failed on a kernel, one line each. `cycles` is what all calls of a kernel take in one run, by
-    estimate: see `features.floor_cycles`."""
+    estimate: see `features.floor_cycles`. It is empty for a GPU, for which there is none."""
 
     rungs: dict[str, tuple[str, ...]]
     problems: tuple[str, ...] = ()
@@ -46,7 +46,10 @@ class Coverage:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The part of the network's estimated time that each rung serves; together 1."""
+        """The part of the network's estimated time that each rung serves; together 1. Empty if
+        there is no estimate."""
+        if not self.cycles:
+            return {}
         total = sum(self.cycles.values()) or 1.0
         return {
             rung: sum(self.cycles.get(name, 0.0) for name in names) / total
@@ -92,8 +95,9 @@ def schedule_kernels(
         scheduled[name], rung, reasons = _climb(function, profile, lookup)
         rungs.setdefault(rung, []).append(name)
         problems += [f"{name}: {reason}" for reason in reasons]
-        once = floor_cycles(kernel_facts(function), profile, vectors=rung != PLAIN)
-        cycles[name] = once * (calls or {}).get(name, 1)
+        if profile.gpu is None:
+            once = floor_cycles(kernel_facts(function), profile, vectors=rung != PLAIN)
+            cycles[name] = once * (calls or {}).get(name, 1)
     return scheduled, Coverage({k: tuple(v) for k, v in rungs.items()}, tuple(problems), cycles)
 
 

@@ -11,14 +11,13 @@ VECTOR = 4  # floats in 16 bytes, the widest load of a thread
 _MAX_UNROLLED = 25  # terms of a sum, those of a window
 
 
-def inline_maps(sch: Any, *, keep: Any | None = None) -> None:
-    """Inlines element-wise blocks into those that read them, `keep` and the last one excepted.
+def inline_maps(sch: Any) -> None:
+    """Inlines element-wise blocks into those that read them, the last one excepted.
 
     Computing a cheap value again is faster than a round through memory.
     """
-    kept = sch.get(keep).name_hint if keep is not None else None
     for block in sch.get_child_blocks(sch.get_sblock("root"))[:-1]:
-        if sch.get(block).name_hint != kept and tiles.reduction_rank(sch, block) == 0:
+        if tiles.reduction_rank(sch, block) == 0:
             sch.compute_inline(block)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgesdk.profiles import GpuInfo, TargetProfile
 from edgesdk.schedules.gpu.binding import epilogue_of
-from edgesdk.schedules.gpu.gemm import VECTOR, Problem, problem_of
+from edgesdk.schedules.gpu.gemm import VECTOR, Problem, output_loops, problem_of
 from edgesdk.schedules.hardware import divisors, largest_divisor
 from edgesdk.schedules.template import Knobs, Space, Template
 
@@ -81,19 +81,11 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
     check(knobs, problem, profile.gpu)
     out = epilogue_of(sch, block)
     columns = sch.get_producers(block)[0]
-    loops = sch.get_loops(out)
-    if len(loops) == 2:  # [M, columns] of `dense`
-        p, o = loops
-        o, b = sch.split(o, [None, VECTOR])
-        above = [sch.add_unit_loop(p)]
-    else:
-        *above, o, p, b = loops
-    # Groups first: only so is it plain that a tile lies within one.
-    group, o = sch.split(o, [None, problem.blocks])
+    *above, o, p, b = output_loops(sch, out, problem.blocks)
     o_block, o_thread, o_tile = sch.split(o, [None, knobs["threads_o"], knobs["blocks"]])
     # A thread's pixels lie a group's width apart, so that neighbours read neighbouring words.
     p_block, p_tile, p_thread = sch.split(p, [None, knobs["pixels"], knobs["threads_p"]])
-    grid = [*above, group, o_block, p_block]
+    grid = [*above, o_block, p_block]
     sch.reorder(*grid, o_thread, p_thread, o_tile, p_tile, b)
     sch.bind(sch.fuse(*grid), "blockIdx.x")
     threads = sch.fuse(o_thread, p_thread)

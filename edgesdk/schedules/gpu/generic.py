@@ -37,6 +37,7 @@ def space(function: Any, profile: TargetProfile) -> Space:
 
 
 def default(function: Any, profile: TargetProfile) -> Knobs:
+    """The only decision."""
     return {}
 
 
