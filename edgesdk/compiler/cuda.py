@@ -46,8 +46,9 @@ _FUNCTION = re.compile(r'(extern "C" __global__ void [^;{]*\{)')
 # Before anything else: waits until the launch before is complete and its results can be read.
 _WAIT = '  asm volatile("griddepcontrol.wait;" ::: "memory");'
 
-# The source uses no header: run-time compilation has none, and needs none for these.
+# Run-time compilation has no headers; nvcc has its own in front of the source.
 _PRELUDE = """\
+#ifdef __CUDACC_RTC__
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
@@ -56,11 +57,14 @@ typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
+#define __asm__ asm
+#define __volatile__ volatile
+#else
+#include <stdint.h>
+#endif
 #define uint unsigned int
 #define uchar unsigned char
 #define ushort unsigned short
-#define __asm__ asm
-#define __volatile__ volatile
 #define CUDART_INF_F __int_as_float(0x7f800000)
 #define CUDART_NAN_F __int_as_float(0x7fffffff)
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000ll)
@@ -280,7 +284,7 @@ def _release(text: str) -> tuple[int, int]:
 
 @functools.cache
 def _compilers() -> tuple[_Compiler, ...]:
-    """The installed ones, the preferred first."""
+    """Those that are installed."""
     found: list[_Compiler] = []
     for package, name in _NVRTC_WHEELS:
         library = _package_folder(package)

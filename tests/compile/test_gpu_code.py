@@ -121,6 +121,28 @@ def test_defaults_fit(target: str, pixels: int, blocks: int, steps: int) -> None
     assert (knobs["stages"] > 0) == (target == TARGET)
 
 
+@pytest.mark.skipif(
+    cuda._nvcc() is None, reason="no CUDA toolkit is installed: its nvcc is optional"
+)
+def test_nvcc_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = cuda._nvcc()
+    assert nvcc is not None
+    monkeypatch.setattr(cuda, "_compilers", lambda: (cuda._Nvcc(nvcc),))
+    profile = load_target(TARGET)
+    assert profile.gpu is not None
+    candidate = {"template": gemm.GEMM, "knobs": KNOBS}
+    scheduled = apply_candidate(convolution(), profile, candidate)
+    code = device_code.generate({"k": scheduled}, tvm.target.Target(profile.tvm))
+    code = cuda.start_early(code, profile.gpu)
+    machine, text = cuda.compile_images(code.source, profile.gpu, keep=False)
+    assert machine.compiler.startswith("nvcc") and machine.data[:4] == b"\x7fELF"
+    (used,) = machine.resources
+    assert used.function == "k_kernel" and used.registers > 56  # the sums alone
+    # Both tiles of a step of 4, three times: 98 pixels and 64 channels, 4 terms of 4 bytes.
+    assert used.shared_bytes == 3 * 4 * (98 + 64) * 4 * 4
+    assert text.data.endswith(b"\0") and b".target sm_90" in text.data
+
+
 def test_only_new_gpus_start_launches_early() -> None:
     code = device_code.DeviceCode(
         'extern "C" __global__ void f(float* a);\n'
