@@ -231,8 +231,8 @@ def load_target(name: str) -> TargetProfile:
         families = target_families()
         if name in families:
             raise UsageError(
-                f"the target {name!r} is whichever board is connected, and no device is named here",
-                hint=f"give a device, or one of: {', '.join(p.name for p in families[name])}",
+                f"the target {name!r} is whichever board is connected, and none is asked here",
+                hint=f"name the board: {', '.join(p.name for p in families[name])}",
             )
         known = [*files, *families]
         raise UsageError(
@@ -258,10 +258,9 @@ def target_families() -> dict[str, tuple[TargetProfile, ...]]:
     return families
 
 
-def check_target_name(name: str) -> None:
-    """Raises what `load_target` does, but takes the name of a family, too."""
-    if name not in target_families():
-        load_target(name)
+def load_targets(name: str) -> tuple[TargetProfile, ...]:
+    """As `load_target`, but takes the name of a family, too: all boards of it."""
+    return target_families().get(name) or (load_target(name),)
 
 
 def machine_of(triple: str) -> str:

@@ -187,7 +187,8 @@ def _usage_error(error: Any) -> UsageError:
     found = re.search(r"\.? (Did you mean|\(Possible options:) (.*?)[?)]$", text)
     if found:
         text, hint = text[: found.start()], f"did you mean {found.group(2)}?"
-    text = text.rstrip(".")
+    # typer's word for what a choice refuses.
+    text = text.replace(": Value error, ", ": ").rstrip(".")
     return UsageError(text[:1].lower() + text[1:], hint=hint)
 
 

@@ -50,7 +50,7 @@ def init(
     """
     from edgesdk.cli.inspection import inspect_model
     from edgesdk.devices import load_devices
-    from edgesdk.profiles import check_target_name
+    from edgesdk.profiles import load_targets
     from edgesdk.project import PROJECT_FILE_NAME, toml_key, write_project
 
     if Path(PROJECT_FILE_NAME).exists():
@@ -60,7 +60,7 @@ def init(
     shapes = parse_shapes(shape)
     chosen = list(dict.fromkeys(target or ["local"]))
     for name in chosen:
-        check_target_name(name)
+        load_targets(name)  # for its errors
     report = inspect_model(model, shapes)
     devices = load_devices().values()
     served = {name: next((d.name for d in devices if d.target == name), None) for name in chosen}
@@ -109,7 +109,8 @@ def inspect(
 ) -> None:
     """Say what a model is, what is repaired in it and what is refused.
 
-    In a project, MODEL may be left out, and without --target every target of it is meant.
+    In a project, MODEL may be left out, and without --target every target of it is meant. The
+    name of a family, such as jetson, means all its boards.
     """
     from edgesdk.cli.inspection import inspect_model, report_text
 
@@ -153,8 +154,14 @@ def compile_(
     In a project, MODEL may be left out, and without --target every target of it is compiled.
     """
     from edgesdk import api
+    from edgesdk.profiles import target_families
 
     works = plan_works(model, target, parse_shapes(shape), precision, output, device=device)
+    if device is not None and not any(work.profile in target_families() for work in works):
+        raise UsageError(
+            f"--device {device}: {', '.join(work.name for work in works)} needs no device to ask",
+            hint=f"leave it out, or add --target with one of: {', '.join(target_families())}",
+        )
     inputs = parse_inputs(given) if given else None
     results = []
     for work in works:

@@ -135,10 +135,10 @@ def devices_add(
     With --accept-key it may exist already, at the same address; then its key is accepted.
     """
     from edgesdk.devices import add_device, load_devices, parse_ssh_address, remove_device
-    from edgesdk.profiles import check_target_name
+    from edgesdk.profiles import load_targets
 
     if target is not None:
-        check_target_name(target)
+        load_targets(target)  # for its errors
     known = load_devices().get(name)
     address = parse_ssh_address(ssh)
     device = _entry(name, address, identity, target, known=known if accept_key else None)
@@ -338,14 +338,13 @@ def _suitable_targets(facts: DeviceFacts, name: str) -> list[str]:
 
 
 def _serves(target: str, facts: DeviceFacts, suitable: list[str]) -> bool:
-    """Whether the device is to serve a target that suits it, or a family that it is one of."""
-    from edgesdk.deploy.facts import target_of
-    from edgesdk.profiles import target_families
+    """Whether `target`, or the board of that family which the device is, suits it."""
+    from edgesdk.deploy.connected import target_on
 
-    board = target_of(facts)
-    if board is not None and board.name in (p.name for p in target_families().get(target, ())):
-        return board.name in suitable
-    return target in suitable
+    try:
+        return target_on(target, facts, name="") in suitable
+    except DeviceMismatchError:
+        return False
 
 
 def _gpu_rows(profile: TargetProfile) -> list[tuple[str, str]]:

@@ -84,15 +84,17 @@ def inspect_model(
 ) -> ModelReport:
     """Reads a model and imports it as `edgesdk compile` would, for each of `targets`.
 
+    The name of a family means all its boards.
+
     Raises UsageError for an unknown target, a missing file and for `shapes` that contradict the
     model, ModelError for a file that is no sound ONNX model. What is refused is in the report.
     """
     from edgesdk.frontend import import_model
     from edgesdk.frontend.load import load_model
     from edgesdk.frontend.sources import open_source
-    from edgesdk.profiles import load_target
+    from edgesdk.profiles import load_targets
 
-    profiles = [load_target(target) for target in targets]
+    profiles = [profile for target in targets for profile in load_targets(target)]
     source = open_source(path)
     loaded = load_model(path)
     proto = loaded.proto

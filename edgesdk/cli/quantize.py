@@ -55,6 +55,8 @@ def quantize(
     destination = output or Path(f"{model.stem}-int8.onnx")
     if destination.exists() and model.exists() and destination.samefile(model):
         raise UsageError(f"the output {destination} is the model itself", hint="give another -o")
+    if destination.is_dir():
+        raise UsageError(f"the output {destination} is a folder", hint="add a file's name")
     with console.stages(f"quantize {model.name}") as progress:
         done = quantize_model(
             model,

@@ -17,7 +17,7 @@ from pathlib import Path
 import edgesdk
 from edgesdk.deploy.facts import DeviceFacts, power_mode_note
 from edgesdk.errors import EdgeSdkError
-from edgesdk.profiles import GpuInfo, TargetProfile, load_target, target_families, target_names
+from edgesdk.profiles import GpuInfo, TargetProfile, load_target, load_targets, target_names
 from edgesdk.resources import cache_folder
 from edgesdk.toolchain import Toolchain, apt_command, emulator_command, load_toolchain
 
@@ -68,7 +68,7 @@ def diagnose(target: str | None = None) -> list[Finding]:
     if target is None:
         profiles = [load_target(name) for name in target_names()]
     else:
-        profiles = [*target_families().get(target, ())] or [load_target(target)]
+        profiles = [*load_targets(target)]
     toolchains = {
         name: load_toolchain(name) for name in dict.fromkeys(p.toolchain for p in profiles)
     }

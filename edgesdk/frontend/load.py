@@ -71,7 +71,7 @@ def load_onnx(path: Path) -> LoadedModel:
 
 def _parse(path: Path) -> onnx.ModelProto:
     if not path.exists():
-        raise UsageError(f"there is no file {path}", hint="give the path of an .onnx file")
+        raise UsageError(f"there is no file {path}", hint="give the path of a model's file")
     if path.is_dir():
         raise ModelError(f"{path} is a folder, not an ONNX file", hint="give the .onnx file in it")
     hint = "export or download the model again"

@@ -91,7 +91,7 @@ def missing_interpreter() -> ToolMissingError:
 
 
 def damaged(name: str, error: Exception) -> ModelError:
-    text = " ".join(str(error).split())[:100]
+    text = " ".join(str(error).split())[:200]
     return ModelError(
         f"{name} is a damaged TFLite file ({type(error).__name__}: {text})",
         hint="export or download the model again",

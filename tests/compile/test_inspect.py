@@ -15,6 +15,7 @@ from onnx import numpy_helper
 import edgesdk
 from edgesdk.cli.inspection import inspect_model, report_text
 from edgesdk.errors import UsageError
+from edgesdk.profiles import target_families
 
 
 def write(folder: Path, body: str, inputs: str, **weights: np.ndarray[Any, Any]) -> Path:
@@ -131,6 +132,13 @@ def test_memory_is_what_the_bundle_takes(tmp_path: Path) -> None:
 def test_an_unknown_target_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown target 'rpi44'"):
         inspect_model(write(tmp_path, "y = Neg (x)", "float[2] x"), {}, ["rpi44"])
+
+
+def test_a_family_means_all_its_boards(tmp_path: Path) -> None:
+    report = inspect_model(write(tmp_path, "y = Neg (x)", "float[2] x"), {}, ["jetson"])
+    boards = [board.name for board in target_families()["jetson"]]
+    assert [t.target for t in report.targets] == boards
+    assert all(t.memory is not None for t in report.targets)
 
 
 def test_weights_in_constant_nodes_are_parameters(tmp_path: Path) -> None:

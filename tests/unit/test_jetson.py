@@ -30,7 +30,7 @@ from edgesdk.deploy.facts import (
 )
 from edgesdk.devices import Device, add_device
 from edgesdk.errors import DeviceMismatchError, UsageError
-from edgesdk.profiles import GpuInfo, load_target, target_families, target_names
+from edgesdk.profiles import GpuInfo, load_target, load_targets, target_families, target_names
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "facts"
 
@@ -252,6 +252,8 @@ def test_the_family_is_no_profile() -> None:
         load_target("jetson")
     assert caught.value.hint is not None
     assert "jetson-orin-nano" in caught.value.hint
+    assert load_targets("jetson") == target_families()["jetson"]
+    assert load_targets("rpi4") == (load_target("rpi4"),)
     with pytest.raises(UsageError) as caught:
         load_target("jetsn")
     assert caught.value.hint == "did you mean 'jetson'?"
