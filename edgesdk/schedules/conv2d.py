@@ -340,15 +340,17 @@ def problem_of(sch: Any, conv: Any) -> Problem:
     )
 
 
-def _fitting_tiles(columns: int, blocks: int, profile: TargetProfile) -> list[tuple[int, int]]:
-    """The register tiles, (columns, blocks), that divide an output evenly and fit."""
+def _fitting_tiles(
+    columns: int, blocks: int, profile: TargetProfile, *, scratch: int = 1
+) -> list[tuple[int, int]]:
+    """The register tiles, (columns, blocks), that divide an output evenly and fit: beside the sums
+    there are a step's weights and `scratch` registers."""
     registers = profile.cpu.vector_registers
-    # Beside the sums: a step's weights, and one pixel at a time.
     return [
         (c, b)
         for b in divisors(blocks, 8)
         for c in divisors(columns, registers)
-        if c * b + b + 1 <= registers
+        if c * b + b + scratch <= registers
     ]
 
 
@@ -367,12 +369,14 @@ def _direct_space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
     return direct_space(sch, conv, profile, steps=problem_of(sch, conv).term_tail)
 
 
-def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
+def direct_default(sch: Any, conv: Any, profile: TargetProfile, *, scratch: int = 1) -> Knobs:
     """Among the tiles that divide the output evenly and fit the registers, the one with the most
-    multiply-adds per load that still leaves every core some tiles."""
+    multiply-adds per load that still leaves every core some tiles. `scratch` counts the registers
+    that one pixel at a time needs."""
     problem = problem_of(sch, conv)
     best, best_score = (1, 1), -1.0
-    for columns, blocks in _fitting_tiles(problem.columns, problem.blocks, profile):
+    fitting = _fitting_tiles(problem.columns, problem.blocks, profile, scratch=scratch)
+    for columns, blocks in fitting:
         sums = columns * blocks
         # Two multiply-adds per cycle of some 4 cycles each: fewer sums wait for one another.
         filled = min(1.0, sums / 8)
@@ -383,10 +387,6 @@ def _direct_default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
         if score > best_score:
             best, best_score = (columns, blocks), score
     return {"columns": best[0], "blocks": best[1], "order": WEIGHTS_FIRST, "unroll": 1}
-
-
-def _schedule_direct(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:
-    schedule_direct(sch, conv, profile, knobs)
 
 
 def schedule_direct(
@@ -486,6 +486,6 @@ def _pad_of(sch: Any, conv: Any) -> Any | None:
 
 
 TEMPLATES = (
-    Template(DIRECT, _direct_space, _direct_default, _schedule_direct),
+    Template(DIRECT, _direct_space, direct_default, schedule_direct),
     Template(DEPTHWISE, _depthwise_space, _depthwise_default, _schedule_depthwise),
 )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, dot
+from edgesdk.schedules.blocks import block_array
 from edgesdk.schedules.conv2d import Conv2d
 from edgesdk.schedules.dot import DotProduct
-from edgesdk.schedules.hardware import divisors
 from edgesdk.schedules.template import Knobs, Space, Template
 
 if TYPE_CHECKING:
@@ -27,21 +27,14 @@ DEPTHWISE_SHIFT = 128
 
 def pack_weight(weight: np.ndarray, config: Conv2d, depth: int, in_block: int) -> np.ndarray:
     """[O, I/groups, KH, KW] -> [O/b, I/d, KH, KW, d/depth, b, depth] for data in blocks of d =
-    `in_block` channels; zeros beyond O and I.
-
-    Depthwise: [O/b, KH, KW, b].
-    """
+    `in_block` channels; zeros beyond O and I."""
     import numpy as np
 
     block = config.block
     out_channels, in_channels, kh, kw = weight.shape
-    if config.kind == "depthwise":
-        in_block = 1
     wide = (-(-out_channels // block) * block, -(-in_channels // in_block) * in_block)
     padded = np.zeros((*wide, kh, kw), weight.dtype)
     padded[:out_channels, :in_channels] = weight
-    if config.kind == "depthwise":
-        return np.ascontiguousarray(padded.reshape(-1, block, kh, kw).transpose(0, 2, 3, 1))
     split = padded.reshape(-1, block, wide[1] // in_block, in_block // depth, depth, kh, kw)
     return np.ascontiguousarray(split.transpose(0, 2, 5, 6, 3, 1, 4))
 
@@ -51,9 +44,7 @@ def corrections(weight: np.ndarray, zero: int, shift: int, block: int) -> np.nda
     import numpy as np
 
     total = weight.reshape(weight.shape[0], -1).sum(1, dtype=np.int64) * -(zero + shift)
-    padded = np.zeros(-(-weight.shape[0] // block) * block, np.int32)
-    padded[: weight.shape[0]] = total
-    return padded.reshape(1, -1, 1, block)
+    return block_array(total.astype(np.int32).reshape(1, -1, 1, 1), block)
 
 
 def conv2d_int8(data: Any, weight: Any, config: Conv2d, instruction: DotProduct) -> Any:
@@ -102,7 +93,8 @@ def conv2d_int8(data: Any, weight: Any, config: Conv2d, instruction: DotProduct)
 def depthwise_int8(data: Any, weight: Any, config: Conv2d, zero: int) -> Any:
     """The same for one filter per channel: no channels to sum, so lanes are multiplied as they are.
 
-    `data` is [N, C/b, H*W, b] and is padded with `zero` inside of the kernel. Signed numbers are
+    `data` is [N, C/b, H*W, b] and is padded with `zero` inside of the kernel; `weight` is that of
+    `conv2d.pack_weight`. Signed numbers are
     moved up by `DEPTHWISE_SHIFT`: LLVM multiplies 8-bit numbers without a sign in fewer steps.
     """
     from tvm import te, tirx
@@ -134,25 +126,8 @@ def _space(sch: Any, conv: Any, profile: TargetProfile) -> Space:
 
 
 def _default(sch: Any, conv: Any, profile: TargetProfile) -> Knobs:
-    """The tile with the most products per load that fits the registers and leaves each core some.
-
-    Unlike a float's, a broadcast number needs a register of its own here.
-    """
-    problem = conv2d.problem_of(sch, conv)
-    limit = profile.cpu.vector_registers
-    best, best_score = (1, 1), -1.0
-    for blocks in divisors(problem.blocks, 8):
-        for columns in divisors(problem.columns, limit):
-            sums = columns * blocks
-            if sums + blocks + 2 > limit:
-                continue
-            filled = min(1.0, sums / 8)
-            tasks = problem.rows * (problem.columns // columns) * (problem.blocks // blocks)
-            balance = min(1.0, tasks / (4.0 * profile.cpu.cores))
-            score = filled * balance * sums / (sums + columns + blocks)
-            if score > best_score:
-                best, best_score = (columns, blocks), score
-    return {"columns": best[0], "blocks": best[1], "order": conv2d.WEIGHTS_FIRST, "unroll": 1}
+    # Unlike a float's, a broadcast number needs a register of its own here.
+    return conv2d.direct_default(sch, conv, profile, scratch=2)
 
 
 def _schedule(sch: Any, conv: Any, profile: TargetProfile, knobs: Knobs) -> None:

@@ -78,10 +78,6 @@ def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
     return {"rows": max(divisors(rows, fit)), "unroll": 1, "order": 0}
 
 
-def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
-    schedule(sch, block, profile, knobs)
-
-
 def schedule(
     sch: Any, block: Any, profile: TargetProfile, knobs: Knobs, *, intrinsic: str | None = None
 ) -> None:
@@ -125,4 +121,4 @@ def schedule(
         sch.vectorize(ji)
 
 
-TEMPLATES = (Template(DENSE, _space, _default, _schedule),)
+TEMPLATES = (Template(DENSE, _space, _default, schedule),)

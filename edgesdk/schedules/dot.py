@@ -88,13 +88,10 @@ def has_dot(profile: TargetProfile) -> bool:
 def find_dot(profile: TargetProfile, data: str, weight: np.ndarray) -> DotProduct | None:
     """Returns the best instruction of the profile's CPU for `data` ("int8" or "uint8") and
     `weight`, [..., terms in their order], if there is one that gives exact sums."""
-    for instruction in _present(profile):
-        if instruction.name == "usdot" and data == "int8":
-            continue  # sdot takes them as they are
-        dot = DotProduct(instruction, data)
-        if dot.holds(weight):
-            return dot
-    return None
+    dots = [DotProduct(instruction, data) for instruction in _present(profile)]
+    exact = [dot for dot in dots if dot.holds(weight)]
+    # More products first; of as many, those of the data as they are.
+    return min(exact, key=lambda dot: (-dot.depth, dot.shift != 0), default=None)
 
 
 def _present(profile: TargetProfile) -> Iterator[Instruction]:

@@ -79,7 +79,7 @@ class IntegerRewriter(Rewriter):
         dot, zero, shift = integers.dot, integers.zero, 0
         in_block = type_of(source)[0][-1]
         if config.kind == "depthwise":
-            packed = conv2d_int8.pack_weight(weight, config, 1, 1).astype("int16")
+            packed = conv2d.pack_weight(weight, config, plain_input=False).astype("int16")
             static = {"config": config, "zero": zero, "hint": "conv2d_depthwise_int8"}
             result = self._te(conv2d_int8.depthwise_int8, source, as_const(packed), **static)
             shift = conv2d_int8.DEPTHWISE_SHIFT if integers.data.dtype == "int8" else 0

@@ -115,7 +115,7 @@ def reduction_size(sch: Any, block: Any) -> int:
     return size
 
 
-def work(sch: Any, block: Any, *, outer: Any | None = None) -> int:
+def work(sch: Any, block: Any) -> int:
     """Innermost iterations of all loops around `block`."""
     total = 1
     for loop in sch.get_loops(block):

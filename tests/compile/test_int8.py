@@ -73,6 +73,24 @@ def test_results_are_exact(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "data", "name"),
+    [
+        ("linux-x86_64", "uint8", "pmaddwd256"),  # weights of 8 bits: no cut sums
+        ("sse", "int8", "pmaddwd128"),
+        ("i8mm", "uint8", "usdot"),
+        ("i8mm", "int8", "sdot"),  # as many products, and nothing to flip
+        ("rpi5", "uint8", "sdot"),
+        ("rpi4", "int8", "smull"),
+        ("rpi4-32", "uint8", "vmull"),
+    ],
+)
+def test_the_best_instruction_is_chosen(target: str, data: str, name: str) -> None:
+    dot = find_dot(profile(target), data, np.array([[-128, 127, -128, -128]]))
+    assert dot is not None
+    assert dot.instruction.name == name
+
+
+@pytest.mark.parametrize(
     ("weight", "fits"),
     [
         ([64, 64, 0], True),  # 255 * 128 is below 2^15
