@@ -67,12 +67,12 @@ class Reference:
         release_memory()  # what an earlier session left
         self._session: Session
         if source.quantised:
-            from edgesdk.frontend.tflite_runtime import QuantisedSession
+            from edgesdk.frontend.tflite.runtime import QuantisedSession
 
             exact = _OnnxSession(source.onnx, None, optimise=optimise)
             self._session = QuantisedSession(exact, source, self.shapes) if optimise else exact
         elif source.kind == "TFLite":
-            from edgesdk.frontend.tflite_runtime import TFLiteSession
+            from edgesdk.frontend.tflite.runtime import TFLiteSession
 
             self._session = TFLiteSession(source, self.shapes, optimise=optimise)
         elif source.kind == "PyTorch":

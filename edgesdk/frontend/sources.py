@@ -49,7 +49,7 @@ class Conversion:
 class Source:
     """The model file `path`, and `onnx`, the same network as an ONNX file (maybe the same file).
 
-    `quantised` says that a TFLite file computes with integers, see `tflite_runtime`.
+    `quantised` says that a TFLite file computes with integers, see `tflite.runtime`.
     """
 
     path: Path

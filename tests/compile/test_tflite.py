@@ -111,9 +111,9 @@ def test_refused_operators_are_named_together(tmp_path: Path) -> None:
 
 def test_a_wrong_conversion_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate compares with the interpreter itself, so the converter's own mistakes show."""
-    from edgesdk.frontend import tflite_ops
+    from edgesdk.frontend.tflite import operators
 
-    monkeypatch.setitem(tflite_ops._ACTIVATIONS, 3, ("Relu", ()))  # RELU6 without its bound
+    monkeypatch.setitem(operators.ACTIVATIONS, 3, ("Relu", ()))  # RELU6 without its bound
     path = small(tmp_path, name="wrong.tflite")
     shapes = {"serving_default_x:0": (1, 6, 5, 3)}
     with pytest.raises(VerificationError, match="form in ONNX"):
@@ -177,9 +177,9 @@ def test_weights_in_8_bits_alone(tmp_path: Path) -> None:
 def test_a_quantised_result_that_tflite_does_not_confirm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgesdk.frontend import tflite_ops
+    from edgesdk.frontend.tflite import operators
 
-    monkeypatch.setitem(tflite_ops._ACTIVATIONS, 3, ("Clip", (0.0, 3.0)))
+    monkeypatch.setitem(operators.ACTIVATIONS, 3, ("Clip", (0.0, 3.0)))
     path = tmp_path / "wrong.tflite"
     path.write_bytes(quantised_net())
     image = np.random.default_rng(8).integers(-128, 128, (1, 16, 16, 3)).astype(np.int8)

@@ -1,108 +1,34 @@
-"""Reads a TFLite file and writes the same network as ONNX, which the rest of the front end takes.
-
-Images are [N, H, W, C] in TFLite and [N, C, H, W] in ONNX. Each tensor of four dimensions has up
-to two forms, one in each order; an operator takes the form that suits it, and a transposition is
-written only where the form that is wanted is not there yet. So a whole convolutional network is
-computed with channels first, and transposed where it begins and ends.
-
-A quantised tensor is stored as integers, as in the file. What computes takes it dequantised and
-quantises its result: in ONNX's words, DequantizeLinear and QuantizeLinear around each operator.
-"""
+"""Writes ONNX nodes for the operators of a TFLite file, and keeps each tensor's forms."""
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from edgesdk.errors import ModelError, ToolMissingError
 from edgesdk.frontend.graph import CORE_OPSET, element_type
 from edgesdk.frontend.sources import REFUSED_DOMAIN, Conversion
+from edgesdk.frontend.tflite.file import (
+    Array,
+    content_of,
+    entries,
+    operator_names,
+    tensor_type,
+    text,
+)
 
 # The axes of the file in the order of ONNX, and back.
 TO_NCHW = (0, 3, 1, 2)
 TO_NHWC = (0, 2, 3, 1)
 
-Array = np.ndarray[Any, Any]
-
 
 class RefusedOperatorError(Exception):
     """An operator cannot be converted; the text is the reason, for people."""
-
-
-def convert_tflite(content: bytes, name: str) -> Conversion:
-    """Returns the ONNX form of a TFLite file's `content`; `name` is the file's, for messages.
-
-    Raises ToolMissingError without the extra `tflite`, ModelError for a damaged file. Operators
-    that cannot be converted become nodes of REFUSED_DOMAIN.
-    """
-    from edgesdk.frontend.tflite_ops import convert_operator
-
-    model = parse_tflite(content, name)
-    if not model.subgraphs:
-        raise ModelError(f"{name} holds no graph", hint="export or download the model again")
-    try:
-        writer = Writer(model, content)
-        for operator in model.subgraphs[0].operators or ():
-            convert_operator(writer.operator(operator))
-        return writer.finish(name)
-    except (RefusedOperatorError, *_MALFORMED) as error:
-        raise damaged(name, error) from error
-
-
-# What Python raises where a file breaks the schema or contradicts itself.
-_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, struct.error)
-
-
-def parse_tflite(content: bytes, name: str) -> Any:
-    """Returns the file's content as objects of the schema (`ModelT`).
-
-    Raises ToolMissingError without the extra `tflite`, ModelError for a damaged file.
-    """
-    objects = schema().ModelT
-    try:
-        return objects.InitFromPackedBuf(content, 0)
-    except _MALFORMED as error:
-        raise damaged(name, error) from error
-
-
-def schema() -> ModuleType:
-    """TFLite's schema, as the interpreter's package carries it. Raises ToolMissingError."""
-    try:
-        from ai_edge_litert import schema_py_generated
-    except ImportError as error:
-        raise missing_interpreter() from error
-    return schema_py_generated
-
-
-def missing_interpreter() -> ToolMissingError:
-    return ToolMissingError(
-        "TFLite files need the package ai-edge-litert, which has TFLite's schema and interpreter",
-        hint="pip install 'edgesdk[tflite]'",
-    )
-
-
-def damaged(name: str, error: Exception) -> ModelError:
-    text = " ".join(str(error).split())[:200]
-    return ModelError(
-        f"{name} is a damaged TFLite file ({type(error).__name__}: {text})",
-        hint="export or download the model again",
-    )
-
-
-@functools.cache
-def operator_names() -> dict[int, str]:
-    """TFLite's operator names by their number in the schema."""
-    table = vars(schema().BuiltinOperator)
-    return {number: name for name, number in table.items() if isinstance(number, int)}
 
 
 @dataclass
@@ -201,8 +127,8 @@ class Writer:
         if kind == "CUSTOM":
             kind = text(code.customCode) or "CUSTOM"
         self.counts[kind] += 1
-        inputs = [self.tensors[i] if i >= 0 else None for i in _indices(raw.inputs)]
-        outputs = [self.tensors[i] for i in _indices(raw.outputs)]
+        inputs = [self.tensors[i] if i >= 0 else None for i in entries(raw.inputs)]
+        outputs = [self.tensors[i] for i in entries(raw.outputs)]
         custom = bytes(raw.customOptions) if raw.customOptions is not None else b""
         # Options that a writer left out have the schema's defaults.
         options = raw.builtinOptions if raw.builtinOptions is not None else raw.builtinOptions2
@@ -364,26 +290,26 @@ class Writer:
         """An input's sizes; those that the file leaves open have no name."""
         raw = self.graph.tensors[index]
         signature = raw.shapeSignature if raw.shapeSignature is not None else raw.shape
-        return [int(d) if d >= 0 else "" for d in _indices(signature)]
+        return [int(d) if d >= 0 else "" for d in entries(signature)]
 
     def _tensor(self, raw: Any) -> Tensor:
         name = self.fresh(text(raw.name) or "tensor")
-        shape = tuple(int(d) for d in _indices(raw.shape))
-        dtype = _dtype(raw.type, name)
+        shape = tuple(int(d) for d in entries(raw.shape))
+        dtype = tensor_type(raw.type)
         tensor = Tensor(name, shape, dtype)
-        tensor.open = any(int(d) < 0 for d in _indices(raw.shapeSignature))
+        tensor.open = any(int(d) < 0 for d in entries(raw.shapeSignature))
         quantisation = raw.quantization
-        if quantisation is not None and len(_indices(quantisation.scale)):
+        if quantisation is not None and len(entries(quantisation.scale)):
             if quantisation.detailsType:
                 raise ValueError(f"{name!r} is quantised in a way that is not known here")
             tensor.scale = np.asarray(quantisation.scale, np.float32)
-            zero = _indices(quantisation.zeroPoint)
+            zero = entries(quantisation.zeroPoint)
             tensor.zero = np.asarray(zero if len(zero) else [0] * tensor.scale.size)
             tensor.zero = np.broadcast_to(tensor.zero, tensor.scale.shape).astype(dtype)
             tensor.axis = int(quantisation.quantizedDimension)
         octets = self._octets(self.model.buffers[raw.buffer])
         if octets.size and not raw.isVariable:
-            tensor.const = _content(raw, octets, shape, dtype)
+            tensor.const = content_of(raw, octets, shape, dtype)
         return tensor
 
     def _octets(self, buffer: Any) -> Array:
@@ -393,7 +319,7 @@ class Writer:
             if start + size > len(self.content):
                 raise ValueError("weights are missing at its end")
             return np.frombuffer(self.content, np.uint8, size, start)
-        return np.asarray(_indices(buffer.data), np.uint8)
+        return np.asarray(entries(buffer.data), np.uint8)
 
 
 def real_array(tensor: Tensor) -> Array:
@@ -409,93 +335,4 @@ def real_array(tensor: Tensor) -> Array:
     return (centred * tensor.scale.astype(np.float64).reshape(shape)).astype(np.float32)
 
 
-def text(raw: Any) -> str:
-    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw or "")
-
-
 _DEQUANTISABLE = ("int8", "uint8", "int16", "uint16", "int32")
-
-
-def _indices(raw: Any) -> Any:
-    return () if raw is None or np.ndim(raw) == 0 else raw
-
-
-def _dtype(number: int, name: str) -> np.dtype[Any]:
-    kinds = vars(schema().TensorType)
-    kind = next((k for k, v in kinds.items() if isinstance(v, int) and v == number), "")
-    # 4-bit integers are unpacked.
-    plain = {"INT4": "int8", "UINT4": "uint8", "INT2": "int8"}.get(kind, kind.lower())
-    try:
-        return np.dtype(plain)
-    except TypeError:
-        # Never read: whatever touches it is refused by its own kind.
-        return np.dtype(object)
-
-
-def _content(raw: Any, octets: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
-    kinds = schema().TensorType
-    if dtype.kind == "O":
-        return None
-    if raw.type in (kinds.INT4, kinds.UINT4):
-        return _unpacked(octets, shape, dtype)
-    if raw.type == kinds.INT2:
-        return None
-    values = octets[: octets.size // dtype.itemsize * dtype.itemsize].view(dtype)
-    if raw.sparsity is not None:
-        return _dense(raw.sparsity, values, shape)
-    return values.reshape(shape)
-
-
-def _unpacked(octets: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """4-bit integers, two in each byte, the lower half first."""
-    halves = np.stack([octets & 15, octets >> 4], axis=-1).reshape(-1).astype(np.int16)
-    if dtype == np.int8:
-        halves = np.where(halves > 7, halves - 16, halves)
-    return halves[: int(np.prod(shape))].astype(dtype).reshape(shape)
-
-
-def _dense(sparsity: Any, values: Array, shape: tuple[int, ...]) -> Array:
-    """A sparse tensor written out.
-
-    TFLite's format (tensorflow/lite/schema, SparsityParameters): axes in `traversalOrder`, first
-    those of the tensor, then those inside blocks (`blockMap` says of which axis); each is dense, or
-    compressed as rows: segments of indices for every position on the axes before it.
-    """
-    order = [int(i) for i in sparsity.traversalOrder]
-    blocks = [int(i) for i in _indices(sparsity.blockMap)]
-    levels = sparsity.dimMetadata
-    rank = len(shape)
-    sizes = {rank + i: int(levels[order.index(rank + i)].denseSize) for i in range(len(blocks))}
-    positions = np.zeros((1, len(order)), np.int64)  # one row for each element so far
-    cursor = np.zeros(1, np.int64)
-    for level, axis in zip(levels, order, strict=True):
-        if level.format == schema().DimensionType.DENSE:
-            size = int(level.denseSize)
-            index = np.tile(np.arange(size), len(cursor))
-            parent = np.repeat(np.arange(len(cursor)), size)
-            cursor = cursor[parent] * size + index
-        else:
-            segments = np.asarray(level.arraySegments.values, np.int64)
-            indices = np.asarray(level.arrayIndices.values, np.int64)
-            counts = segments[cursor + 1] - segments[cursor]
-            parent = np.repeat(np.arange(len(cursor)), counts)
-            first = np.repeat(
-                segments[cursor] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts
-            )
-            cursor = np.arange(int(counts.sum())) + first
-            index = indices[cursor]
-        positions = positions[parent].copy()
-        positions[:, axis] = index
-    where = [positions[:, axis].copy() for axis in range(rank)]
-    for i, axis in enumerate(blocks):
-        where[axis] = where[axis] * sizes[rank + i] + positions[:, rank + i]
-    dense = np.zeros(shape, values.dtype)
-    dense[tuple(where)] = values[cursor]
-    return dense
-
-
-__all__ = [
-    "TO_NCHW", "TO_NHWC", "Operator",
-    "RefusedOperatorError", "Tensor", "Writer", "convert_tflite", "parse_tflite", "real_array",
-    "schema",
-]  # fmt: skip

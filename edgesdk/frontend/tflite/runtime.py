@@ -60,7 +60,7 @@ class TFLiteSession:
     def _open(
         self, names: Sequence[str], shapes: Mapping[str, Sequence[int]], *, plain: bool
     ) -> Any:
-        from edgesdk.frontend.tflite import missing_interpreter
+        from edgesdk.frontend.tflite.file import missing_interpreter
 
         try:
             from ai_edge_litert.interpreter import Interpreter, OpResolverType
