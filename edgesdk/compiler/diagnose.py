@@ -25,6 +25,7 @@ from edgesdk.numerics import QUANTISED_TOLERANCE, Difference, compare, tolerance
 
 if TYPE_CHECKING:
     import numpy as np
+    import onnx
 
     Arrays = Mapping[str, np.ndarray]
 
@@ -51,18 +52,21 @@ class LayerResult:
 
 
 @dataclass(frozen=True)
-class _Values:
-    """What the reference computes for every tensor, and the difference that is allowed to each."""
+class _Cut:
+    """A part of a network that shows a difference: `model` computes `tensor` from `inputs`."""
 
-    expected: Arrays
-    tolerances: Mapping[str, float]
+    model: onnx.ModelProto
+    layers: int
+    tensor: str
+    inputs: Arrays
+    expected: np.ndarray
+    actual: np.ndarray
+    difference: Difference
+    tolerance: float
 
-    def compare(self, layer: Layer, tensor: str, actual: np.ndarray) -> LayerResult:
-        import numpy as np
-
-        difference = compare(tensor, actual, self.expected[tensor])
-        overflows = actual.dtype.kind == "f" and not np.isfinite(actual).all()
-        return LayerResult(layer, difference, self.tolerances[tensor], overflows)
+    @property
+    def size(self) -> str:
+        return "one layer" if self.layers == 1 else f"{self.layers} layers"
 
 
 def explain(
@@ -85,22 +89,21 @@ def explain(
                 f"{mismatch.message}, and so does its form in ONNX in ONNX Runtime",
                 hint="the conversion of this model is wrong: please report it, with the model",
             )
-        layered = load_layers(model, {name: array.shape for name, array in inputs.items()})
-        values = _reference_values(layered, inputs)
-        result = _first_wrong(layered, values, inputs, mismatch.difference, probe)
-        cuts = _cuts(layered, result, mismatch.difference.name)
-        size = _write_reproducer(layered, values, result, cuts, probe, folder, command)
+        search = _Search(load_layers(model, _shapes(inputs)), inputs, probe)
+        result = search.first_wrong(mismatch.difference)
+        cut = search.smallest_cut(result, mismatch.difference.name)
+        _write_reproducer(cut, result.layer, folder, target=probe.profile.name, command=command)
     except (EdgeSdkError, OSError) as error:
         return VerificationError(
             f"{mismatch.message}; its layer was not found: {error}", hint=mismatch.hint
         )
     overflow = ""
     if mismatch.difference.nonfinite and result.overflows:
-        kind = values.expected[result.difference.name].dtype
+        kind = search.values[result.difference.name].dtype
         overflow = f", whose numbers overflow {kind}"
     return VerificationError(
         f"{mismatch.message}, first in the layer {result.layer}{overflow}",
-        hint=f"{folder} shows it with {size}; see its README.md, and please send it",
+        hint=f"{folder} shows it with {cut.size}; see its README.md, and please send it",
     )
 
 
@@ -111,11 +114,28 @@ def compare_layers(
 
     Raises what `import_model` and `probe` raise.
     """
-    layered = load_layers(model, {name: array.shape for name, array in inputs.items()})
+    layered = load_layers(model, _shapes(inputs))
     progress(f"running the reference with {len(layered.tensors)} tensors")
-    values = _reference_values(layered, inputs)
+    search = _Search(layered, inputs, probe)
     progress(f"compiling with {len(layered.tensors)} tensors as outputs")
-    return _all_layers(layered, values, inputs, probe)
+    return search.all_layers()
+
+
+def nonfinite_origin(model: Path, inputs: Arrays) -> Layer | None:
+    """Returns the first layer in which the reference itself computes NaN or infinity, if any."""
+    import numpy as np
+
+    layered = load_layers(model, _shapes(inputs))
+    expected = Reference(layered.path, _shapes(inputs), outputs=layered.tensors).run(inputs)
+    for layer in layered.layers:
+        arrays = [expected[t] for t in layer.outputs]
+        if not all(np.isfinite(a).all() for a in arrays if a.dtype.kind == "f"):
+            return layer
+    return None
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
 
 
 def _wrong_in_onnx(mismatch: MismatchError, model: Path) -> bool:
@@ -124,194 +144,181 @@ def _wrong_in_onnx(mismatch: MismatchError, model: Path) -> bool:
     if source.kind == "ONNX":
         return False
     inputs, name = mismatch.sample.inputs, mismatch.difference.name
-    shapes = {n: array.shape for n, array in inputs.items()}
-    converted = Reference(source.onnx, shapes).run(inputs)[name]
+    converted = Reference(source.onnx, _shapes(inputs)).run(inputs)[name]
     found = compare(name, converted, mismatch.sample.expected[name])
     return not found.within(mismatch.difference.max_relative_error / 2)
 
 
-def nonfinite_origin(model: Path, inputs: Arrays) -> Layer | None:
-    """Returns the first layer in which the reference itself computes NaN or infinity, if any."""
-    import numpy as np
+class _Search:
+    """Compiles a network, whole or cut, runs it on `inputs`, and compares with the reference.
 
-    layered = load_layers(model, {name: array.shape for name, array in inputs.items()})
-    expected = Reference(
-        layered.path, {n: a.shape for n, a in inputs.items()}, outputs=layered.tensors
-    ).run(inputs)
-    for layer in layered.layers:
-        arrays = [expected[t] for t in layer.outputs]
-        if not all(np.isfinite(a).all() for a in arrays if a.dtype.kind == "f"):
-            return layer
-    return None
-
-
-def _reference_values(layered: LayeredModel, inputs: Arrays) -> _Values:
-    shapes = {name: array.shape for name, array in inputs.items()}
-    expected = Reference(layered.path, shapes, outputs=layered.tensors).run(inputs)
-    other = Reference(layered.path, shapes, outputs=layered.tensors, optimise=False).run(inputs)
-    tolerances = {
-        name: _tolerance(layered, {name: array}, {name: other[name]})
-        for name, array in expected.items()
-    }
-    return _Values({**inputs, **expected}, tolerances)
-
-
-def _tolerance(layered: LayeredModel, expected: Arrays, other: Arrays) -> float:
-    """The difference allowed to `expected`, as the gate allows it to outputs."""
-    return QUANTISED_TOLERANCE if layered.quantised else tolerance_of(expected, other)
-
-
-def _all_layers(
-    layered: LayeredModel, values: _Values, inputs: Arrays, probe: Probe
-) -> list[LayerResult]:
-    actual = probe.run(layered.path, inputs, layered.tensors)
-    return [
-        values.compare(layer, tensor, actual[tensor])
-        for layer in layered.layers
-        for tensor in layer.outputs
-    ]
-
-
-def _first_wrong(
-    layered: LayeredModel, values: _Values, inputs: Arrays, output: Difference, probe: Probe
-) -> LayerResult:
-    """The first layer that differs, or at last the one that computes `output`.
-
-    Where `output` has NaN or infinity, it is the first layer that has: ONNX Runtime computes half
-    precision in single precision between operators, and so may have infinity later or never.
+    `values` is what the reference computes for every tensor.
     """
-    for result in _all_layers(layered, values, inputs, probe):
-        if not result.ok or (output.nonfinite and result.overflows):
-            return result
-    last = layered.layer_of(output.name)
-    if last is None:
-        raise VerificationError(f"{output.name!r} is no layer's result")
-    known: dict[Layer, LayerResult] = {}
 
-    def cut_after(layer: Layer) -> LayerResult:
-        if layer not in known:
-            known[layer] = _cut_after(layered, values, inputs, layer, probe)
-        return known[layer]
+    def __init__(self, layered: LayeredModel, inputs: Arrays, probe: Probe) -> None:
+        self._layered, self._inputs, self._probe = layered, inputs, probe
+        expected, self._tolerances = self._reference(layered.path, inputs, layered.tensors)
+        self.values: Arrays = {**inputs, **expected}
 
-    wrong = cut_after(last)
-    while True:
-        # Bisect: the last candidate is wrong, what comes before the first is not.
-        candidates = layered.ancestors(wrong.layer)
-        low, high = -1, len(candidates) - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            result = cut_after(candidates[middle])
-            if result.ok:
-                low = middle
-            else:
-                high, wrong = middle, result
-        # Where the network branches, a layer on another way to this one may be wrong, too.
-        parents = [layered.layer_of(name) for name in wrong.layer.reads]
-        results = (cut_after(parent) for parent in parents if parent is not None)
-        bad = next((r for r in results if not r.ok), None)
-        if bad is None:
-            return wrong
-        wrong = bad
+    def all_layers(self) -> list[LayerResult]:
+        """Every layer's results, all of them outputs of the network."""
+        return self._results(self._layered.layers)
 
+    def first_wrong(self, output: Difference) -> LayerResult:
+        """The first layer that differs, or at last the one that computes `output`.
 
-def _cut_after(
-    layered: LayeredModel, values: _Values, inputs: Arrays, layer: Layer, probe: Probe
-) -> LayerResult:
-    """Compares the worst result of `layer` in the network that ends with it."""
-    actual = probe.run(layered.path, inputs, layer.outputs)
-    results = [values.compare(layer, tensor, actual[tensor]) for tensor in layer.outputs]
-    return next((r for r in results if not r.ok), results[0])
+        Where `output` has NaN or infinity, it is the first layer that has: ONNX Runtime computes
+        half precision in single precision between operators, and so may have infinity later or
+        never.
+        """
+        for result in self.all_layers():
+            if not result.ok or (output.nonfinite and result.overflows):
+                return result
+        last = self._layered.layer_of(output.name)
+        if last is None:
+            raise VerificationError(f"{output.name!r} is no layer's result")
+        known: dict[Layer, LayerResult] = {}
 
+        def cut_after(layer: Layer) -> LayerResult:
+            """The worst result of `layer` in the network that ends with it."""
+            if layer not in known:
+                results = self._results([layer])
+                known[layer] = next((r for r in results if not r.ok), results[0])
+            return known[layer]
 
-def _cuts(layered: LayeredModel, wrong: LayerResult, output: str) -> list[tuple[list[Layer], str]]:
-    """What may show the fault, layers and the tensor that they end in, the smallest first."""
-    before = layered.ancestors(wrong.layer)
-    cuts = [(before[-depth:], wrong.difference.name) for depth in _DEPTHS if depth < len(before)]
-    cuts.append((before, wrong.difference.name))
-    last = layered.layer_of(output)
-    if last is not None and last is not wrong.layer:
-        whole = layered.ancestors(last)
-        if wrong.layer in whole:
-            cuts.append((whole[whole.index(wrong.layer) :], output))
-        cuts.append((whole, output))
-    return cuts
+        wrong = cut_after(last)
+        while True:
+            # Bisect: the last candidate is wrong, what comes before the first is not.
+            candidates = self._layered.ancestors(wrong.layer)
+            low, high = -1, len(candidates) - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                result = cut_after(candidates[middle])
+                if result.ok:
+                    low = middle
+                else:
+                    high, wrong = middle, result
+            # Where the network branches, a layer on another way to this one may be wrong, too.
+            parents = [self._layered.layer_of(name) for name in wrong.layer.reads]
+            results = (cut_after(parent) for parent in parents if parent is not None)
+            bad = next((r for r in results if not r.ok), None)
+            if bad is None:
+                return wrong
+            wrong = bad
+
+    def smallest_cut(self, wrong: LayerResult, output: str) -> _Cut:
+        """The smallest part of the network that shows the fault. VerificationError if none does."""
+        import onnx
+
+        for layers, tensor in self._cuts(wrong, output):
+            model = cut_model(self._layered, layers, self.values, [tensor])
+            inputs = {i.name: self.values[i.name] for i in model.graph.input}
+            with tempfile.TemporaryDirectory(prefix="edgesdk-") as folder:
+                path = Path(folder) / MODEL_NAME
+                onnx.save(model, path)
+                expected, tolerances = self._reference(path, inputs, [tensor])
+                actual = self._probe.run(path, inputs)
+            difference = compare(tensor, actual[tensor], expected[tensor])
+            if not difference.within(tolerances[tensor]):
+                return _Cut(
+                    model=model,
+                    layers=len(layers),
+                    tensor=tensor,
+                    inputs=inputs,
+                    expected=expected[tensor],
+                    actual=actual[tensor],
+                    difference=difference,
+                    tolerance=tolerances[tensor],
+                )
+        raise VerificationError(
+            f"the layer {wrong.layer} is wrong in the whole network only,"
+            " where it is computed together with others"
+        )
+
+    def _cuts(self, wrong: LayerResult, output: str) -> list[tuple[list[Layer], str]]:
+        """What may show the fault, layers and the tensor that they end in, the smallest first."""
+        name = wrong.difference.name
+        before = self._layered.ancestors(wrong.layer)
+        cuts = [(before[-depth:], name) for depth in _DEPTHS if depth < len(before)]
+        cuts.append((before, name))
+        last = self._layered.layer_of(output)
+        if last is not None and last is not wrong.layer:
+            whole = self._layered.ancestors(last)
+            if wrong.layer in whole:
+                cuts.append((whole[whole.index(wrong.layer) :], output))
+            cuts.append((whole, output))
+        return cuts
+
+    def _results(self, layers: Sequence[Layer]) -> list[LayerResult]:
+        """Runs the network with the results of `layers` as its outputs."""
+        import numpy as np
+
+        tensors = [tensor for layer in layers for tensor in layer.outputs]
+        actual = self._probe.run(self._layered.path, self._inputs, tensors)
+        return [
+            LayerResult(
+                layer,
+                compare(tensor, actual[tensor], self.values[tensor]),
+                self._tolerances[tensor],
+                overflows=actual[tensor].dtype.kind == "f"
+                and not np.isfinite(actual[tensor]).all(),
+            )
+            for layer in layers
+            for tensor in layer.outputs
+        ]
+
+    def _reference(
+        self, path: Path, inputs: Arrays, tensors: Sequence[str]
+    ) -> tuple[Arrays, dict[str, float]]:
+        """What the reference computes, and the difference allowed to it, as the gate allows it."""
+        shapes = _shapes(inputs)
+        expected = Reference(path, shapes, outputs=tensors).run(inputs)
+        other = Reference(path, shapes, outputs=tensors, optimise=False).run(inputs)
+        tolerances = {
+            name: QUANTISED_TOLERANCE
+            if self._layered.quantised
+            else tolerance_of({name: array}, {name: other[name]})
+            for name, array in expected.items()
+        }
+        return expected, tolerances
 
 
 def _write_reproducer(
-    layered: LayeredModel,
-    values: _Values,
-    wrong: LayerResult,
-    cuts: Sequence[tuple[Sequence[Layer], str]],
-    probe: Probe,
-    folder: Path,
-    command: Callable[[Sequence[str]], str],
-) -> str:
-    """Writes the first of `cuts` that shows the difference into `folder`; returns what it holds.
+    cut: _Cut, layer: Layer, folder: Path, *, target: str, command: Callable[[Sequence[str]], str]
+) -> None:
+    """Writes `cut` into `folder`; an older folder is replaced, if it is a reproducer.
 
-    An older folder is replaced, if it is a reproducer. Raises VerificationError when another thing
-    stands there, OSError when it cannot be written.
+    Raises VerificationError when another thing stands there, OSError when it cannot be written.
     """
+    import numpy as np
+    import onnx
+
     if folder.exists() and not (folder / MODEL_NAME).is_file():
         raise VerificationError(f"{folder} exists and is no reproducer")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         staging = Path(temporary) / folder.name
         staging.mkdir()
-        size = _first_cut(layered, values, wrong, cuts, probe, staging, command)
+        onnx.save(cut.model, staging / MODEL_NAME)
+        options: list[str] = []
+        for index, (name, array) in enumerate(cut.inputs.items()):
+            np.save(staging / f"input_{index}.npy", array)
+            options += ["--input", f"{name}=input_{index}.npy"]
+        np.save(staging / "expected.npy", cut.expected)
+        np.save(staging / "actual.npy", cut.actual)
+        text = _README.substitute(
+            layer=str(layer),
+            size=cut.size,
+            tensor=cut.tensor,
+            target=target,
+            difference=cut.difference.describe(cut.tolerance),
+            cosine=f"{cut.difference.cosine:.6g}",
+            reference=REFERENCES["ONNX"],
+            command=command([MODEL_NAME, *options]),
+        )
+        (staging / "README.md").write_text(text, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
-    return size
-
-
-def _first_cut(
-    layered: LayeredModel,
-    values: _Values,
-    wrong: LayerResult,
-    cuts: Sequence[tuple[Sequence[Layer], str]],
-    probe: Probe,
-    folder: Path,
-    command: Callable[[Sequence[str]], str],
-) -> str:
-    import numpy as np
-    import onnx
-
-    for layers, tensor in cuts:
-        cut = cut_model(layered, layers, values.expected, [tensor])
-        path = folder / MODEL_NAME
-        onnx.save(cut, path)
-        feeds = {i.name: values.expected[i.name] for i in cut.graph.input}
-        shapes = {name: array.shape for name, array in feeds.items()}
-        expected = Reference(path, shapes).run(feeds)
-        other = Reference(path, shapes, optimise=False).run(feeds)
-        actual = probe.run(path, feeds)
-        difference = compare(tensor, actual[tensor], expected[tensor])
-        tolerance = _tolerance(layered, expected, other)
-        if not difference.within(tolerance):
-            break
-    else:
-        raise VerificationError(
-            f"the layer {wrong.layer} is wrong in the whole network only,"
-            " where it is computed together with others"
-        )
-    options: list[str] = []
-    for index, (name, array) in enumerate(feeds.items()):
-        np.save(folder / f"input_{index}.npy", array)
-        options += ["--input", f"{name}=input_{index}.npy"]
-    np.save(folder / "expected.npy", expected[tensor])
-    np.save(folder / "actual.npy", actual[tensor])
-    size = "one layer" if len(layers) == 1 else f"{len(layers)} layers"
-    text = _README.substitute(
-        layer=str(wrong.layer),
-        size=size,
-        tensor=tensor,
-        target=probe.profile.name,
-        difference=difference.describe(tolerance),
-        cosine=f"{difference.cosine:.6g}",
-        reference=REFERENCES["ONNX"],
-        command=command([MODEL_NAME, *options]),
-    )
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    return size
 
 
 _README = Template("""\
