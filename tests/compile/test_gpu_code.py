@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
@@ -15,7 +17,7 @@ from edgesdk.compiler.device_code import DeviceKernel, Launch
 from edgesdk.compiler.plan import make_plan
 from edgesdk.errors import CompileError, ToolMissingError
 from edgesdk.profiles import GpuInfo, load_target
-from edgesdk.schedules import apply_candidate
+from edgesdk.schedules import apply_candidate, schedule_kernels
 from edgesdk.schedules.conv2d import Conv2d
 from edgesdk.schedules.gpu import gemm
 from edgesdk.toolchain import load_toolchain
@@ -23,11 +25,11 @@ from edgesdk.toolchain import load_toolchain
 TARGET = "cuda-sm_90"
 
 
-def convolution() -> Any:
-    """3x3 over 64 channels of 14x14 pixels, with bias and ReLU."""
+def convolution(size: int = 14) -> Any:
+    """3x3 from 64 to 128 channels of `size` x `size` pixels, with bias and ReLU."""
     config = Conv2d(
-        in_shape=(1, 64, 14, 14),
-        out_shape=(1, 128, 14, 14),
+        in_shape=(1, 64, size, size),
+        out_shape=(1, 128, size, size),
         window=(3, 3),
         stride=(1, 1),
         padding=(1, 1, 1, 1),
@@ -35,7 +37,7 @@ def convolution() -> Any:
         groups=1,
         block=gemm.VECTOR,
     )
-    x = te.placeholder((1, 16, 196, 4), name="x")
+    x = te.placeholder((1, 16, size * size, 4), name="x")
     w = te.placeholder((1, 144, 4, 128), name="w")
     b = te.placeholder((1, 32, 1, 4), name="b")
     y = gemm.conv2d(x, w, config)

@@ -159,11 +159,13 @@ def product(left: Any, right: Any, *, groups: int = 1, batched: bool = False) ->
 
 
 def pack_dense(weight: np.ndarray) -> np.ndarray:
-    """[K, N] -> [1, K/4, 4, N], both rounded up to multiples of 4 with zeros."""
+    """[K, N] -> [1, K/4, 4, N], both rounded up with zeros."""
     import numpy as np
 
     k, n = weight.shape
-    wide = np.zeros((-(-k // VECTOR) * VECTOR, -(-n // VECTOR) * VECTOR), weight.dtype)
+    # Many columns in whole tiles: of 6625, say, the blocks of 4 are a prime number.
+    unit = VECTOR if n < 128 else 4 * VECTOR if n < 512 else 16 * VECTOR
+    wide = np.zeros((-(-k // VECTOR) * VECTOR, -(-n // unit) * unit), weight.dtype)
     wide[:k, :n] = weight
     return wide.reshape(1, -1, VECTOR, wide.shape[1])
 

@@ -86,16 +86,16 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
     # A thread's pixels lie a group's width apart, so that neighbours read neighbouring words.
     p_block, p_tile, p_thread = sch.split(p, [None, knobs["pixels"], knobs["threads_p"]])
     grid = [*above, o_block, p_block]
-    sch.reorder(*grid, o_thread, p_thread, o_tile, p_tile, b)
+    sch.reorder(*grid, p_tile, o_thread, p_thread, o_tile, b)
     sch.bind(sch.fuse(*grid), "blockIdx.x")
+    sch.bind(p_tile, "vthread.x")
     threads = sch.fuse(o_thread, p_thread)
     sch.bind(threads, "threadIdx.x")
-    for loop in (o_tile, p_tile):
-        sch.unroll(loop)
+    sch.unroll(o_tile)
     sch.vectorize(b)
     sch.set_scope(block, 0, "local")
     sch.compute_at(block, threads, preserve_unit_loops=True)
-    *spatial, o, p, b, k, c = sch.get_loops(block)[2:]
+    *spatial, o, p, b, k, c = sch.get_loops(block)[3:]
     sch.reorder(k, *spatial, c, o, p, b)
     for loop in (c, o, p):
         sch.unroll(loop)
@@ -110,7 +110,7 @@ def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> Non
 
 def _load(sch: Any, operand: Any) -> None:
     """A thread's part of an operand, 16 bytes at a time."""
-    *outer, last = sch.get_loops(operand)[3:]
+    *outer, last = sch.get_loops(operand)[4:]
     rest, lane = sch.split(last, [None, VECTOR])
     for loop in (*outer, rest):
         sch.unroll(loop)
