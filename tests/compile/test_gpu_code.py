@@ -107,6 +107,31 @@ def test_tiles_that_do_not_fit_are_refused(knob: str, value: int, reason: str) -
         gemm.check(knobs, problem, gpu)
 
 
+@pytest.mark.parametrize("size", [7, 13, 14, 56])
+@pytest.mark.parametrize(
+    "target", [TARGET, "jetson-nano", "linux-x86_64-opencl", "linux-aarch64-mali"]
+)
+def test_convolutions_get_their_template(target: str, size: int) -> None:
+    """The rung below would give right results, too, at a fraction of the speed."""
+    profile = load_target(target)
+    scheduled, coverage = schedule_kernels({"k": convolution(size)}, profile)
+    assert (coverage.rungs, coverage.problems) == ({"template": ("k",)}, ())
+    code = device_code.generate(scheduled, tvm.target.Target(profile.tvm))
+    threads = [math.prod(n.grid) * math.prod(n.block) for n in code.kernels["k"].launches]
+    # At least as many as one for every 8 x 8 results.
+    assert threads[0] >= 128 * size * size / 64
+
+
+def test_a_prime_number_of_columns_gets_the_template() -> None:
+    weight = np.ones((120, 6625), np.float32)
+    packed = gemm.pack_dense(weight)
+    assert packed.shape == (1, 30, 4, 6656) and packed.sum() == 120 * 6625
+    x, w = te.placeholder((20, 120), name="x"), te.placeholder(packed.shape, name="w")
+    function = te.create_prim_func([x, w, gemm.dense(x, w, 6625)])
+    _, coverage = schedule_kernels({"k": function}, load_target(TARGET))
+    assert (coverage.rungs, coverage.problems) == ({"template": ("k",)}, ())
+
+
 @pytest.mark.parametrize(
     ("pixels", "blocks", "steps"), [(196, 32, 144), (49, 80, 40), (12544, 4, 8)]
 )
