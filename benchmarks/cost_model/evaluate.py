@@ -132,7 +132,7 @@ def _of_kernel(facts: KernelFacts) -> list[float]:
         math.log2(1 + facts.reduce[-1]),
         math.log2(1 + math.prod(facts.reduce[1:-1])),
         math.log2(1 + facts.row),
-        math.log2(1 + facts.row and facts.spatial[-2] // max(1, facts.row)),
+        math.log2(1 + (facts.row and facts.spatial[-2] // facts.row)),
         math.log2(1 + alignment),
         math.log2(1 + facts.size_bytes),
         float(len(facts.arguments)),

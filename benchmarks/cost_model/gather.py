@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import platform
 import random
-import shutil
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "cpu"))
 import models
 
 from edgesdk.compiler import codegen
+from edgesdk.errors import EdgeSdkError
 from edgesdk.frontend import import_model
 from edgesdk.host import detect_host
 from edgesdk.proc import run_command
@@ -59,26 +59,34 @@ def main() -> None:
     profile = load_target(options.target)
     data = read(options.output, profile, options.target)
     for name in options.models or (*models.REAL, *models.LIGHT):
+        path = models.prepare(name).model
         try:
-            tasks = collect_tasks(import_model(models.prepare(name).model), profile)
-        except Exception as error:
+            tasks = collect_tasks(import_model(path), profile)
+        except EdgeSdkError as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue
+        # Calls of an earlier run with this file are counted anew.
+        for kernel in data["kernels"].values():
+            kernel["models"].pop(name, None)
         for task in tasks:
             if not is_tunable(task) or task.operations < _SMALLEST:
                 continue
             facts = kernel_facts(task.function)
             # What follows the sums (bias, activation) is much the same for all.
             key = f"{task.space.template} {facts.spatial} {facts.reduce} {facts.row}"
-            kernel = data["kernels"].setdefault(key, {"models": {}, "facts": asdict(facts)})
-            kernel["models"][name] = kernel["models"].get(name, 0) + task.calls
+            kernel = data["kernels"].get(key, {"models": {}, "facts": asdict(facts)})
             # Measured again where the default decision is another one now.
-            if kernel.get("default") == [task.space.default[k] for k in sorted(task.space.knobs)]:
-                continue
-            started = time.monotonic()
-            kernel |= {"name": task.name, **measured(task, profile, options.candidates)}
-            spent = time.monotonic() - started
-            print(f"{name} {task.name[:60]}: {len(kernel['trials'])} in {spent:.0f} s", flush=True)
+            if kernel.get("default") != [task.space.default[k] for k in sorted(task.space.knobs)]:
+                started = time.monotonic()
+                try:
+                    kernel |= {"name": task.name, **measured(task, profile, options.candidates)}
+                except RuntimeError as error:
+                    print(f"{name} {task.name}: {error}", file=sys.stderr)
+                    continue
+                spent = f"{time.monotonic() - started:.0f} s"
+                print(f"{name} {task.name[:60]}: {len(kernel['trials'])} in {spent}", flush=True)
+            kernel["models"][name] = kernel["models"].get(name, 0) + task.calls
+            data["kernels"][key] = kernel
             write(options.output, data)
         write(options.output, data)
 
@@ -88,13 +96,13 @@ def read(path: Path, profile: TargetProfile, target: str) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     provenance = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": f"{detect_host().cpu_name}, {platform.system()} {platform.release()}",
+        "machine": f"{detect_host().cpu_name}, {platform.system()}",
         "command": " ".join(["python", *sys.argv]),
         "target": target,
         "tvm": version("apache-tvm"),
         "edgesdk": version("edgesdk"),
         "cost": "microseconds of CPU time of one thread, minimum of several turns",
-        "cpu": {k: getattr(profile.cpu, k) for k in vars(profile.cpu)},
+        "cpu": asdict(profile.cpu),
     }
     return {"provenance": provenance, "kernels": {}}
 
@@ -109,7 +117,10 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 
 def measured(task: Task, profile: TargetProfile, count: int) -> dict[str, Any]:
-    """{"facts", "default", "knobs" (their names), "trials": [[values ..., microseconds], ...]}."""
+    """{"template", "default", "knobs" (their names), "trials": [[values ..., microseconds], ...]}.
+
+    Raises RuntimeError if the process that measures fails or takes too long.
+    """
     names = sorted(task.space.knobs)
     decisions = drawn(task, profile, count)
     context = multiprocessing.get_context("fork")
@@ -120,7 +131,10 @@ def measured(task: Task, profile: TargetProfile, count: int) -> dict[str, Any]:
     if process.is_alive():
         process.kill()
         process.join()
-    times = {} if queue.empty() else queue.get()
+        raise RuntimeError(f"not measured within {_TASK_LIMIT_S} s")
+    if process.exitcode != 0:
+        raise RuntimeError(f"measuring ended with exit code {process.exitcode}")
+    times = queue.get()
     trials = [
         [*(d[k] for k in names), round(times[i] * 1e6, 3)]
         for i, d in enumerate(decisions)
@@ -157,16 +171,16 @@ def _measure(task: Task, profile: TargetProfile, decisions: list[dict[str, int]]
     for index, knobs in enumerate(decisions):
         try:
             scheduled = apply_candidate(task.function, profile, task.space.candidate(knobs))
-        except Exception:
+        except Exception as error:  # TVM raises many types
+            print(f"{task.name} {knobs}: {codegen.last_words(error)}", file=sys.stderr)
             continue
         functions[f"k{index}"] = scheduled
-    folder = Path(tempfile.mkdtemp())
-    codegen.write_object(functions, tvm.target.Target(profile.tvm), folder / "kernels.o")
-    library = folder / "kernels.so"
-    linked = run_command(["cc", "-shared", "-o", library, folder / "kernels.o"], timeout_s=60)
-    assert linked.ok, linked.stderr_text
-    built = tvm.runtime.load_module(str(library))
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        objects, library = Path(folder, "kernels.o"), Path(folder, "kernels.so")
+        codegen.write_object(functions, tvm.target.Target(profile.tvm), objects)
+        linked = run_command(["cc", "-shared", "-o", library, objects], timeout_s=60)
+        assert linked.ok, linked.stderr_text
+        built = tvm.runtime.load_module(str(library))
     arguments = [tvm.runtime.tensor(a) for a in draw_arguments(task, 0)]
     calls, best, numbers = {}, {}, {}
     for name in functions:

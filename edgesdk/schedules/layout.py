@@ -12,13 +12,14 @@ Matrix products with constant weights get their weights packed for the vector un
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.profiles import TargetProfile
-from edgesdk.schedules import conv2d, dense, pool, winograd
+from edgesdk.schedules import conv2d, conv2d_transpose, dense, pool, winograd
 from edgesdk.schedules.blocks import (
     block_array,
     block_tensor,
@@ -27,7 +28,7 @@ from edgesdk.schedules.blocks import (
     repeat_pixels,
     unblock_tensor,
 )
-from edgesdk.schedules.hardware import lanes
+from edgesdk.schedules.walk import GraphWalk, LayoutTensor, as_const, constant_of, type_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,23 +46,12 @@ _BINARY = {
     "mod", "floor_mod", "floor_divide", "where",
 }  # fmt: skip
 
-
 # Dividing integers by the zeros in lanes beyond C would trap.
 _DIVISIONS = {"relax.divide", "relax.mod", "relax.floor_mod", "relax.floor_divide"}
 
 # What TVM may fuse with a kernel (its OpPatternKind): nothing, or element-wise operators behind it.
 OPAQUE = 8
 _EPILOGUE_ONLY = 4
-
-
-@dataclass
-class LayoutTensor:
-    """A value of the new graph, in one layout or in both; `shape` is that of the plain one."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    plain: Any = None
-    blocked: Any = None
 
 
 def assign_layouts(module: Any, profile: TargetProfile) -> Any:
@@ -82,22 +72,14 @@ def assign_layouts(module: Any, profile: TargetProfile) -> Any:
     return IntegerRewriter(module, profile).run()
 
 
-class Rewriter:
-    """Walks the graph once, from front to back. `block` counts the channels of a block."""
+class Rewriter(GraphWalk):
+    """The rules for floats on a CPU, and for what follows a convolution on any processor."""
 
     def __init__(self, module: Any, profile: TargetProfile) -> None:
-        from tvm import relax
-
-        self.module = module
-        self.profile = profile
-        self.block = lanes(profile)
-        self.bb = relax.BlockBuilder(module)
-        # By the handle of the old graph's variable: what it has become, and what it was bound to.
-        self.tensors: dict[int, Any] = {}
-        self.calls: dict[int, Any] = {}
+        super().__init__(module, profile)
         # The pixels that 1x1 convolutions with a stride read, by the handle of the tensor.
         self.met: dict[Any, Any] = {}
-        self.rules: dict[str, Callable[[Any], Any]] = {
+        self.rules = {
             "relax.nn.conv2d": self._conv2d,
             "relax.nn.conv2d_transpose": self._conv2d_transpose,
             "relax.nn.max_pool2d": self._pool2d,
@@ -108,141 +90,6 @@ class Rewriter:
             "relax.reshape": self._repeat,
         }
         self.rules |= {f"relax.{name}": self._elementwise for name in _UNARY | _BINARY}
-
-    def run(self) -> Any:
-        from tvm import relax
-
-        old = self.module["main"]
-        parameters = list(old.params)
-        with self.bb.function("edgesdk_main", parameters, attrs=dict(old.attrs or {})):
-            with self.bb.dataflow():
-                for parameter in parameters:
-                    self._set(parameter, parameter)
-                for binding in old.body.blocks[0].bindings:
-                    self.calls[binding.var.id_] = binding.value
-                    self._set(binding.var, self._bind(binding.value))
-                result = old.body.body
-                if isinstance(result, relax.Tuple):
-                    new = relax.Tuple([self._plain(item) for item in result.fields])
-                else:
-                    new = self._plain(result)
-                output = self.bb.emit_output(new)
-            self.bb.emit_func_output(output)
-        module = self.bb.get()
-        main = module["edgesdk_main"].with_attr("global_symbol", "main")
-        functions = {
-            gv: f
-            for gv, f in module.functions.items()
-            if gv.name_hint not in ("main", "edgesdk_main")
-        }
-        import tvm
-
-        functions[module.get_global_var("main")] = main
-        return tvm.IRModule(functions, global_infos=dict(module.global_infos))
-
-    def _te(
-        self,
-        function: Callable[..., Any],
-        *tensors: Any,
-        hint: str,
-        pattern: int | None = None,
-        **static: Any,
-    ) -> Any:
-        """Emits a kernel; `emit_te` takes tensors only, so all else is bound before.
-
-        `pattern` is what may be fused with it; TVM finds out where it is None."""
-        return self.bb.emit_te(
-            lambda *given: function(*given, **static),
-            *tensors,
-            primfunc_name_hint=hint,
-            primfunc_attrs=None if pattern is None else {"op_pattern": pattern},
-        )
-
-    # What a variable of the old graph has become.
-
-    def _set(self, variable: Any, value: Any) -> None:
-        if not isinstance(value, LayoutTensor):
-            shape, dtype = type_of(value)
-            if shape is not None:
-                value = LayoutTensor(shape, dtype, plain=value)
-        self.tensors[variable.id_] = value
-
-    def _get(self, expr: Any) -> Any:
-        from tvm import ir, relax
-
-        if isinstance(expr, relax.Var):
-            return self.tensors[expr.id_]
-        if isinstance(expr, ir.GenericConst):
-            shape, dtype = type_of(expr)
-            return LayoutTensor(shape or (), dtype, plain=expr)
-        return expr
-
-    def _plain(self, expr: Any) -> Any:
-        """`expr` of the old graph as an expression of the new one, in plain layout."""
-        from tvm import relax
-
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self._plain(item) for item in expr.fields])
-        value = self._get(expr)
-        return self._plain_of(value) if isinstance(value, LayoutTensor) else value
-
-    def _plain_of(self, value: LayoutTensor) -> Any:
-        if value.plain is None:
-            value.plain = self._emit_unblocked(value)
-        return value.plain
-
-    def _blocked(self, value: LayoutTensor) -> Any:
-        if value.blocked is None:
-            constant = constant_of(value.plain)
-            if constant is not None:
-                value.blocked = as_const(block_array(constant, self.block))
-            else:
-                value.blocked = self._emit_blocked(value)
-        return value.blocked
-
-    def _emit_blocked(self, value: LayoutTensor) -> Any:
-        from tvm import relax
-
-        n, c, h, w = value.shape
-        if c % self.block == 0 and h * w == 1:
-            return self.bb.emit(relax.op.reshape(value.plain, (n, c // self.block, 1, self.block)))
-        return self._te(block_tensor, value.plain, block=self.block, hint="block")
-
-    def _emit_unblocked(self, value: LayoutTensor) -> Any:
-        from tvm import relax
-
-        _, c, h, w = value.shape
-        if c % self.block == 0 and h * w == 1:
-            return self.bb.emit(relax.op.reshape(value.blocked, value.shape))
-        return self._te(unblock_tensor, value.blocked, shape=value.shape, hint="unblock")
-
-    # The operators.
-
-    def _bind(self, value: Any) -> Any:
-        from tvm import relax
-
-        if not isinstance(value, relax.Call):
-            if isinstance(value, relax.Tuple):
-                return self._plain(value)
-            if isinstance(value, relax.TupleGetItem):
-                return self.bb.emit(relax.TupleGetItem(self._plain(value.tuple_value), value.index))
-            return self._get(value)
-        rule = self.rules.get(getattr(value.op, "name", ""))
-        result = rule(value) if rule is not None else None
-        return result if result is not None else self._unchanged(value)
-
-    def _unchanged(self, call: Any) -> Any:
-        from tvm import relax
-
-        arguments = [self._plain(a) for a in call.args]
-        return self.bb.emit(
-            relax.Call(call.op, arguments, attrs=call.attrs, ty_args=list(call.ty_args))
-        )
-
-    def _emit_call(self, call: Any, arguments: list[Any]) -> Any:
-        from tvm import relax
-
-        return self.bb.emit(relax.Call(call.op, arguments, attrs=call.attrs))
 
     def _conv2d(self, call: Any) -> LayoutTensor | None:
         config = self._conv2d_config(call)
@@ -256,16 +103,8 @@ class Rewriter:
         # Few input channels (a picture): broadcasting them needs no blocks.
         plain = config.kind == "direct" and data.blocked is None and data.shape[1] < self.block
         source = data.plain if plain else self._blocked(data)
-        wider = conv2d.round_columns(config, self.profile)
-        result = self._convolve(source, weight, wider, plain=plain)
-        if wider != config:
-            result = self._te(
-                crop_columns,
-                result,
-                wide=wider.out_shape[3],
-                width=config.out_shape[3],
-                hint="crop",
-            )
+        convolve = partial(self._convolve, plain=plain)
+        result = self._convolve_wider(source, weight, config, convolve)
         return LayoutTensor(type_of(call)[0], data.dtype, blocked=result)
 
     def _conv2d_config(self, call: Any, *, dtype: str = "float32") -> conv2d.Conv2d | None:
@@ -289,6 +128,17 @@ class Rewriter:
             groups=int(attrs.groups),
             block=self.block,
         )
+
+    def _convolve_wider(
+        self, source: Any, weight: np.ndarray, config: Any, convolve: Callable[..., Any]
+    ) -> Any:
+        """`convolve` with as many columns as register tiles want; those beyond are cut off."""
+        wider = conv2d.round_columns(config, self.profile)
+        result = convolve(source, weight, wider)
+        if wider == config:
+            return result
+        widths = {"wide": wider.out_shape[3], "width": config.out_shape[3]}
+        return self._te(crop_columns, result, **widths, hint="crop")
 
     def _convolve(self, source: Any, weight: np.ndarray, config: Any, *, plain: bool) -> Any:
         from tvm import relax
@@ -353,35 +203,19 @@ class Rewriter:
             return None
         strides, start = _ints(attrs.strides), _ints(attrs.padding)[:2]
         # Whole blocks of output channels for each place, or all places of few channels in a block.
-        spread_blocks = weight.shape[1] >= self.block
-        places = conv2d.phase_weights(weight, strides, self.block if spread_blocks else None)
-        window = places.shape[2:]
-        # Rows and columns of pixels that have results in the output.
-        out_hw = tuple(
-            max(size, (out - 1 + first) // step + 1)
-            for size, out, first, step in zip(
-                data.shape[2:], shape[2:], start, strides, strict=True
-            )
-        )
-        before = tuple(taps - 1 for taps in window)
-        config = conv2d.Conv2d(
-            in_shape=data.shape,
-            out_shape=(data.shape[0], places.shape[0], *out_hw),
-            window=window,
-            stride=(1, 1),
-            padding=(*before, *(o - i for o, i in zip(out_hw, data.shape[2:], strict=True))),
-            dilation=(1, 1),
-            groups=1,
-            block=self.block,
+        whole = weight.shape[1] >= self.block
+        places = conv2d_transpose.phase_weights(weight, strides, self.block if whole else None)
+        config = conv2d_transpose.plain_convolution(
+            places, data.shape, shape, strides=strides, start=start, block=self.block
         )
         pixels = self._convolve(self._blocked(data), places, config, plain=False)
-        static = {"shape": shape, "strides": strides, "start": start, "in_width": out_hw[1]}
-        if spread_blocks:
-            spread = self._te(conv2d.spread_blocks, pixels, **static, hint="spread")
-            return LayoutTensor(shape, dtype, blocked=spread)
-        return LayoutTensor(
-            shape, dtype, plain=self._te(conv2d.spread_lanes, pixels, **static, hint="spread")
-        )
+        static = {"shape": shape, "strides": strides, "start": start}
+        static |= {"in_width": config.out_shape[3], "hint": "spread"}
+        if whole:
+            blocked = self._te(conv2d_transpose.spread_blocks, pixels, **static)
+            return LayoutTensor(shape, dtype, blocked=blocked)
+        plain = self._te(conv2d_transpose.spread_lanes, pixels, **static)
+        return LayoutTensor(shape, dtype, plain=plain)
 
     def _split_groups(
         self,
@@ -539,63 +373,36 @@ class Rewriter:
                 return LayoutTensor(shape, dtype, blocked=repeated)
         return None
 
-    def _bound(self, expr: Any, operator: str) -> Any | None:
-        """The call of `operator` that `expr` of the old graph is bound to, or None."""
-        from tvm import relax
-
-        call = self.calls.get(expr.id_) if isinstance(expr, relax.Var) else None
-        return call if getattr(getattr(call, "op", None), "name", "") == operator else None
-
     def _matmul(self, call: Any) -> Any:
-        from tvm import relax
-
         data = self._get(call.args[0])
         weight = constant_of(self._get(call.args[1]).plain)
         shape, dtype = type_of(call)
         if weight is None or weight.ndim != 2 or dtype != "float32" or len(data.shape) < 2:
             return None
-        k, n = weight.shape
-        rows = 1
-        for dim in data.shape[:-1]:
-            rows *= dim
-        if rows * k * n == 0:
+        if 0 in (*data.shape, *weight.shape):
             return None
-        source = self._plain(call.args[0])
-        if data.shape != (rows, k):
-            source = self.bb.emit(relax.op.reshape(source, (rows, k)))
-        width = dense.panel_width(n, rows, self.profile)
-        product = self._te(
-            dense.dense_packed,
-            source,
-            as_const(dense.pack_weight(weight, width)),
-            columns=n,
-            hint="dense",
-        )
-        if shape != (rows, n):
+        multiply = partial(self._multiply, weight=weight)
+        return self._by_rows(self._plain(call.args[0]), shape, multiply)
+
+    def _by_rows(self, source: Any, shape: tuple[int, ...], multiply: Callable[[Any], Any]) -> Any:
+        """A product of `shape` by `multiply`, which takes [M, K] and returns [M, N]."""
+        from tvm import relax
+
+        given = type_of(source)[0]
+        rows = math.prod(shape[:-1])
+        if given != (rows, given[-1]):
+            source = self.bb.emit(relax.op.reshape(source, (rows, given[-1])))
+        product = multiply(source)
+        if shape != (rows, shape[-1]):
             product = self.bb.emit(relax.op.reshape(product, shape))
         return product
 
-
-def type_of(expr: Any) -> tuple[Any, str]:
-    info = expr.ty
-    shape = getattr(info, "shape", None)
-    if shape is None:
-        return None, ""
-    return tuple(int(d) for d in shape), str(info.dtype)
-
-
-def constant_of(expr: Any) -> np.ndarray | None:
-    from tvm import ir
-
-    if not isinstance(expr, ir.GenericConst) or not hasattr(expr.value, "numpy"):
-        return None
-    return expr.value.numpy()
-
-
-def as_const(array: np.ndarray) -> Any:
-    from tvm import relax
-
-    return relax.const(array)
+    def _multiply(self, source: Any, weight: np.ndarray) -> Any:
+        """[M, K] times [K, N]."""
+        columns = weight.shape[1]
+        width = dense.panel_width(columns, type_of(source)[0][0], self.profile)
+        packed = as_const(dense.pack_weight(weight, width))
+        return self._te(dense.dense_packed, source, packed, columns=columns, hint="dense")
 
 
 def _ints(values: Any) -> tuple[int, ...]:

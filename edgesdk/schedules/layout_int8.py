@@ -13,16 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8
-from edgesdk.schedules.blocks import block_tensor, crop_columns
+from edgesdk.schedules.blocks import block_tensor
 from edgesdk.schedules.dot import DotProduct, find_dot
-from edgesdk.schedules.layout import (
-    OPAQUE,
-    LayoutTensor,
-    Rewriter,
-    as_const,
-    constant_of,
-    type_of,
-)
+from edgesdk.schedules.layout import OPAQUE, Rewriter
+from edgesdk.schedules.walk import LayoutTensor, as_const, constant_of, type_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,11 +57,7 @@ class IntegerRewriter(Rewriter):
             source = self._te(block_tensor, data.plain, block=few, hint="block", pattern=OPAQUE)
         else:
             source = self._blocked(data)
-        wider = conv2d.round_columns(config, self.profile)
-        result = convolve(source, weight, wider)
-        if wider != config:
-            widths = {"wide": wider.out_shape[3], "width": config.out_shape[3]}
-            result = self._te(crop_columns, result, **widths, hint="crop")
+        result = self._convolve_wider(source, weight, config, convolve)
         return LayoutTensor(type_of(call)[0], "int32", blocked=result)
 
     def _convolve_integers(
@@ -98,8 +88,6 @@ class IntegerRewriter(Rewriter):
         return self.bb.emit(relax.op.add(result, as_const(corrections)))
 
     def _matmul(self, call: Any) -> Any:
-        from tvm import relax
-
         shape, dtype = type_of(call)
         weight = constant_of(self._get(call.args[1]).plain)
         if dtype != "int32":
@@ -109,17 +97,8 @@ class IntegerRewriter(Rewriter):
         integers = self._integers(call.args[0], weight)
         if integers is None or 0 in shape or len(shape) < 2:
             return None
-        k, n = weight.shape
-        rows = 1
-        for dim in shape[:-1]:
-            rows *= dim
-        source = self._plain_of(integers.data)
-        if integers.data.shape != (rows, k):
-            source = self.bb.emit(relax.op.reshape(source, (rows, k)))
-        product = self._multiply_integers(source, weight, integers)
-        if shape != (rows, n):
-            product = self.bb.emit(relax.op.reshape(product, shape))
-        return product
+        multiply = partial(self._multiply_integers, weight=weight, integers=integers)
+        return self._by_rows(self._plain_of(integers.data), shape, multiply)
 
     def _multiply_integers(self, source: Any, weight: np.ndarray, integers: _Integers) -> Any:
         """[M, K] of integers times [K, N], int32."""
