@@ -5,7 +5,6 @@
 // longer than the kernel on the GPU. EDGESDK_CUDA_GRAPH=0 turns this off, for measuring;
 // EDGESDK_CUDA_SYNC=1 waits after each command, so that a failure names its kernel.
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include <new>
 
 #include "accelerator.h"
+#include "accelerator_common.h"
 #include "cuda_driver.h"
 #include "cuda_program.h"
 #include "platform.h"
@@ -43,12 +43,6 @@ constexpr int kGraphsStartEarly = 12030;  // CUDA 12.3
 
 // TVM's generated code loads vectors of up to 16 bytes.
 constexpr uintptr_t kPointerAlignment = 16;
-
-bool IsSet(const char* name, const char* value) {
-  char buffer[16];
-  const char* text = Environment(name, buffer, sizeof(buffer));
-  return text != nullptr && strcmp(text, value) == 0;
-}
 
 }  // namespace
 }  // namespace cuda
@@ -82,22 +76,13 @@ struct edgert_device {
   bool lost;                        // an error after which the context does nothing more
   bool lost_is_told;                // `error` says so
   char error[edgert::kErrorBytes];
+
+  edgert::Report report() { return {error, sizeof(error)}; }
 };
 
 namespace edgert {
 namespace cuda {
 namespace {
-
-edgesdk_status Fail(edgert_device* device, edgesdk_status status, const char* format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-edgesdk_status Fail(edgert_device* device, edgesdk_status status, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(device->error, sizeof(device->error), format, arguments);
-  va_end(arguments);
-  return status;
-}
 
 // Errors that stay: every later call of the context gets them, too. The manual says of each that
 // "the process must be terminated and relaunched"; 709 is a context that is gone.
@@ -127,13 +112,14 @@ edgesdk_status FailWith(edgert_device* device, Result result, const char* what) 
   if (IsSticky(result)) device->lost = true;
   if (result == kNotInitialized) {
     device->lost = true;
-    return Fail(device, EDGESDK_ERROR_DEVICE,
-                "%s: CUDA cannot be used in a child of fork() when the parent has used it", what);
+    return device->report().Fail(
+        EDGESDK_ERROR_DEVICE,
+        "%s: CUDA cannot be used in a child of fork() when the parent has used it", what);
   }
   edgesdk_status status = result == kOutOfMemory ? EDGESDK_ERROR_OUT_OF_MEMORY
                           : device->lost         ? EDGESDK_ERROR_KERNEL
                                                  : EDGESDK_ERROR_DEVICE;
-  return Fail(device, status, "%s: %s", what, reason);
+  return device->report().Fail(status, "%s: %s", what, reason);
 }
 
 edgesdk_status CheckLost(edgert_device* device) {
@@ -142,15 +128,11 @@ edgesdk_status CheckLost(edgert_device* device) {
   device->lost_is_told = true;
   char first[kErrorBytes];
   memcpy(first, device->error, sizeof(first));
-  return Fail(device, EDGESDK_ERROR_DEVICE,
-              "GPU %d does nothing more for this process until all its handles are closed; it "
-              "failed earlier: %.1000s",
-              device->program->index, first);
-}
-
-template <typename T>
-T* AllocateArray(size_t count) {
-  return static_cast<T*>(calloc(count == 0 ? 1 : count, sizeof(T)));
+  return device->report().Fail(
+      EDGESDK_ERROR_DEVICE,
+      "GPU %d does nothing more for this process until all its handles are closed; it "
+      "failed earlier: %.1000s",
+      device->program->index, first);
 }
 
 edgesdk_status Allocate(edgert_device* device, DevicePointer* memory, uint64_t bytes,
@@ -240,11 +222,11 @@ bool AllocateTables(edgert_device* device) {
 
 void ChooseReplay(edgert_device* device) {
   const Driver& driver = TheDriver();
-  device->waits_each_time = IsSet("EDGESDK_CUDA_SYNC", "1");
+  device->waits_each_time = EnvironmentIs("EDGESDK_CUDA_SYNC", "1");
   const char* reason = "";
   if (device->waits_each_time) {
     reason = "EDGESDK_CUDA_SYNC=1";
-  } else if (IsSet("EDGESDK_CUDA_GRAPH", "0")) {
+  } else if (EnvironmentIs("EDGESDK_CUDA_GRAPH", "0")) {
     reason = "EDGESDK_CUDA_GRAPH=0";
   } else if (!driver.StreamBeginCapture || !driver.StreamEndCapture || !driver.GraphLaunch ||
              !driver.GraphExecDestroy || !driver.GraphDestroy ||
@@ -368,9 +350,10 @@ void* AllocateHost(edgert_device* device, uint64_t bytes) {
     if (result != kSuccess) memory = nullptr;
   }
   if (memory == nullptr) {
-    Fail(device, EDGESDK_ERROR_OUT_OF_MEMORY,
-         "out of memory: no room for %llu page-locked bytes, which the GPU copies from and to",
-         static_cast<unsigned long long>(bytes));
+    device->report().Fail(
+        EDGESDK_ERROR_OUT_OF_MEMORY,
+        "out of memory: no room for %llu page-locked bytes, which the GPU copies from and to",
+        static_cast<unsigned long long>(bytes));
   }
   return memory;
 }
@@ -397,18 +380,19 @@ edgesdk_status Bind(edgert_device* device, edgert_storage storage, uint32_t inde
     if (status != EDGESDK_OK) return status;
     uintptr_t number = reinterpret_cast<uintptr_t>(address);
     if (number % kPointerAlignment != 0) {
-      return Fail(device, EDGESDK_ERROR_INVALID_ARGUMENT,
-                  "the address %p is no multiple of %u, which the GPU's code relies on", address,
-                  static_cast<unsigned>(kPointerAlignment));
+      return device->report().Fail(
+          EDGESDK_ERROR_INVALID_ARGUMENT,
+          "the address %p is no multiple of %u, which the GPU's code relies on", address,
+          static_cast<unsigned>(kPointerAlignment));
     }
     CurrentContext current(*device->program);
     unsigned type = 0;
     Result result =
         bytes == 0 ? kSuccess : TheDriver().PointerGetAttribute(&type, kPointerMemoryType, number);
     if (result != kSuccess) {
-      return Fail(device, EDGESDK_ERROR_INVALID_ARGUMENT,
-                  "%p is no address that GPU %d (%s) can use", address, device->program->index,
-                  device->program->name);
+      return device->report().Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
+                                   "%p is no address that GPU %d (%s) can use", address,
+                                   device->program->index, device->program->name);
     }
   }
   PortOf(device, storage, index).bound = reinterpret_cast<uintptr_t>(address);
@@ -418,15 +402,6 @@ edgesdk_status Bind(edgert_device* device, edgert_storage storage, uint32_t inde
 
 void* Address(edgert_device* device, edgert_storage storage, uint32_t index) {
   return reinterpret_cast<void*>(static_cast<uintptr_t>(Base(device, storage, index)));
-}
-
-const char* NameOf(const edgert_device* device, const Command& command) {
-  if (command.kind == CommandKind::kLaunch) {
-    return device->plan.steps[command.step].launch->function;
-  }
-  return command.kind == CommandKind::kUpload     ? "the copy to the GPU"
-         : command.kind == CommandKind::kDownload ? "the copy from the GPU"
-                                                  : "the copy on the GPU";
 }
 
 // Starts a kernel that waits by itself for the one in front of it (PTX ISA, "griddepcontrol"),
@@ -488,7 +463,7 @@ Result PutCommands(edgert_device* device, Stream stream, const Segment& segment,
                    bool capturing, const char** failed) {
   for (uint32_t i = 0; i < segment.num_commands; ++i) {
     const Command& command = segment.commands[i];
-    *failed = NameOf(device, command);
+    *failed = NameOf(device->plan, command);
     Result result = profile ? RecordEvent(device->events[i], stream, capturing) : kSuccess;
     // Events between kernels would not let one start early, and would measure two at once.
     const Command* previous = i > 0 && !profile ? &segment.commands[i - 1] : nullptr;
@@ -553,7 +528,7 @@ edgesdk_status MakeEvents(edgert_device* device, uint32_t count) {
         size_t{device->plan.num_steps} + device->plan.num_inputs + device->plan.num_outputs + 1;
     device->events = AllocateArray<Event>(most);
     if (device->events == nullptr) {
-      return Fail(device, EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
+      return device->report().Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
     }
   }
   while (device->num_events < count) {
@@ -607,9 +582,9 @@ edgesdk_status Wait(edgert_device* device) {
     device->lost = true;
     char reason[256];
     Describe(result, reason, sizeof(reason));
-    return Fail(device, EDGESDK_ERROR_KERNEL,
-                "a kernel failed on GPU %d: %s; EDGESDK_CUDA_SYNC=1 tells which",
-                device->program->index, reason);
+    return device->report().Fail(EDGESDK_ERROR_KERNEL,
+                                 "a kernel failed on GPU %d: %s; EDGESDK_CUDA_SYNC=1 tells which",
+                                 device->program->index, reason);
   }
   return device->profiled != nullptr ? ReadTimes(device) : EDGESDK_OK;
 }

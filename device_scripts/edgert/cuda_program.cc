@@ -1,12 +1,10 @@
 #include "cuda_program.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <new>
-
+#include "accelerator_common.h"
 #include "platform.h"
 
 namespace edgert {
@@ -29,50 +27,19 @@ Driver driver;
 bool driver_is_loaded = false;
 Program* programs = nullptr;
 
-// Guards the three above. Made at the first use: edgert has no constructors of static objects.
-OnceFlag lock_once = EDGERT_ONCE_INIT;
-alignas(Mutex) unsigned char lock_storage[sizeof(Mutex)];
+// In a child right after fork(): the driver's state is of no use there.
+void Forget() { programs = nullptr; }
 
-// In a child right after fork(): neither the driver's state nor a lock held by another thread is
-// of use there.
-void Forget() {
-  lock_once = EDGERT_ONCE_INIT;
-  programs = nullptr;
+// Guards the three above.
+using Guard = ForkAwareLock<Forget>;
+
+edgesdk_status FailWith(const Report& report, Result result, const char* what) {
+  char reason[256];
+  Describe(result, reason, sizeof(reason));
+  edgesdk_status status =
+      result == kOutOfMemory ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE;
+  return report.Fail(status, "%s: %s", what, reason);
 }
-
-void MakeLock() {
-  static bool forks_are_watched = false;
-  if (!forks_are_watched) forks_are_watched = WatchForks(Forget);
-  new (lock_storage) Mutex;
-}
-
-Mutex& Lock() {
-  CallOnce(&lock_once, MakeLock);
-  return *reinterpret_cast<Mutex*>(lock_storage);
-}
-
-// Where a failing open writes its reason.
-struct Report {
-  char* text;
-  size_t bytes;
-
-  edgesdk_status Fail(edgesdk_status status, const char* format, ...) const
-      __attribute__((format(printf, 3, 4))) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, bytes, format, arguments);
-    va_end(arguments);
-    return status;
-  }
-
-  edgesdk_status FailWith(Result result, const char* what) const {
-    char reason[256];
-    Describe(result, reason, sizeof(reason));
-    edgesdk_status status =
-        result == kOutOfMemory ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE;
-    return Fail(status, "%s: %s", what, reason);
-  }
-};
 
 int Attribute(Device device, int attribute) {
   int value = 0;
@@ -107,7 +74,7 @@ edgesdk_status InitializeDriver(const Report& report) {
                          "the NVIDIA driver's library and kernel module are of different versions: "
                          "restart the machine after an update of the driver");
     default:
-      return report.FailWith(result, "the NVIDIA driver does not start");
+      return FailWith(report, result, "the NVIDIA driver does not start");
   }
 }
 
@@ -123,7 +90,7 @@ edgesdk_status FindDevice(Program* program, const Report& report) {
     result = driver.DeviceGetName(program->name, sizeof(program->name), program->device);
   }
   if (result == kSuccess) result = driver.DriverGetVersion(&program->driver_version);
-  if (result != kSuccess) return report.FailWith(result, "cannot ask the GPU what it is");
+  if (result != kSuccess) return FailWith(report, result, "cannot ask the GPU what it is");
   program->architecture = 10 * Attribute(program->device, kComputeCapabilityMajor) +
                           Attribute(program->device, kComputeCapabilityMinor);
   program->unified = Attribute(program->device, kIntegrated) != 0 &&
@@ -133,7 +100,7 @@ edgesdk_status FindDevice(Program* program, const Report& report) {
   program->context = nullptr;
   char what[320];
   snprintf(what, sizeof(what), "cannot use GPU %d (%s)", program->index, program->name);
-  return report.FailWith(result, what);
+  return FailWith(report, result, what);
 }
 
 bool Fits(const edgert_image& image, int architecture) {
@@ -258,7 +225,7 @@ edgesdk_status CheckLaunch(const Program& program, const edgert_step& step, Func
   if (result == kSuccess) {
     result = driver.FuncGetAttribute(&fixed_shared, kFunctionSharedSizeBytes, function);
   }
-  if (result != kSuccess) return report.FailWith(result, launch.function);
+  if (result != kSuccess) return FailWith(report, result, launch.function);
   uint64_t wanted = uint64_t{launch.block[0]} * launch.block[1] * launch.block[2];
   if (wanted > static_cast<uint64_t>(threads)) {
     return report.Fail(EDGESDK_ERROR_DEVICE,
@@ -292,7 +259,7 @@ edgesdk_status CheckLaunch(const Program& program, const edgert_step& step, Func
     // All there is: other steps may launch the same function with another size.
     result =
         driver.FuncSetAttribute(function, kFunctionMaxDynamicSharedSizeBytes, most - fixed_shared);
-    if (result != kSuccess) return report.FailWith(result, launch.function);
+    if (result != kSuccess) return FailWith(report, result, launch.function);
   }
   return EDGESDK_OK;
 }
@@ -313,7 +280,7 @@ edgesdk_status FindFunctions(Program* program, const Report& report) {
     Result result = driver.ModuleGetFunction(&function, program->module, step.launch->function);
     // Drivers load functions when they are first needed; the first run should not pay for it.
     if (result == kSuccess && driver.FuncLoad != nullptr) result = driver.FuncLoad(function);
-    if (result != kSuccess) return report.FailWith(result, step.launch->function);
+    if (result != kSuccess) return FailWith(report, result, step.launch->function);
     edgesdk_status status = CheckLaunch(*program, step, function, report);
     if (status != EDGESDK_OK) return status;
   }
@@ -322,12 +289,7 @@ edgesdk_status FindFunctions(Program* program, const Report& report) {
 
 edgesdk_status UploadWeights(Program* program, const Report& report) {
   const edgert_plan& plan = *program->plan;
-  uint64_t end = 0;
-  for (uint32_t i = 0; i < plan.num_tensors; ++i) {
-    const edgert_tensor& tensor = plan.tensors[i];
-    uint64_t tensor_end = tensor.offset + tensor.size_bytes;
-    if (tensor.storage == kEdgertDeviceWeight && tensor_end > end) end = tensor_end;
-  }
+  uint64_t end = DeviceWeightBytes(plan);
   if (end == 0) return EDGESDK_OK;
   size_t bytes = static_cast<size_t>(end);
   Result result = driver.MemAlloc(&program->weights, bytes);
@@ -336,14 +298,14 @@ edgesdk_status UploadWeights(Program* program, const Report& report) {
     char what[96];
     snprintf(what, sizeof(what), "no room for %llu bytes of weights on GPU %d",
              static_cast<unsigned long long>(end), program->index);
-    return report.FailWith(result, what);
+    return FailWith(report, result, what);
   }
   program->weights_bytes = end;
   // A copy from pageable memory may return before its end, and streams of ours do not wait for the
   // default one.
   result = driver.MemcpyHtoDAsync(program->weights, plan.weights, bytes, nullptr);
   if (result == kSuccess) result = driver.StreamSynchronize(nullptr);
-  if (result != kSuccess) return report.FailWith(result, "cannot copy the weights to the GPU");
+  if (result != kSuccess) return FailWith(report, result, "cannot copy the weights to the GPU");
   return EDGESDK_OK;
 }
 
@@ -364,7 +326,7 @@ edgesdk_status Open(Program* program, const Report& report) {
   edgesdk_status status = FindDevice(program, report);
   if (status != EDGESDK_OK) return status;
   CurrentContext current(*program);
-  if (current.result() != kSuccess) return report.FailWith(current.result(), "cannot use the GPU");
+  if (current.result() != kSuccess) return FailWith(report, current.result(), "cannot use the GPU");
   status = LoadCode(program, report);
   if (status == EDGESDK_OK) status = FindFunctions(program, report);
   if (status == EDGESDK_OK) status = UploadWeights(program, report);
@@ -390,7 +352,7 @@ void Describe(Result result, char* text, size_t bytes) {
 edgesdk_status AcquireProgram(const edgert_plan& plan, int index, Program** result, char* error,
                               size_t error_bytes) {
   Report report{error, error_bytes};
-  MutexLock lock(Lock());
+  MutexLock lock(Guard::Get());
   edgesdk_status status = InitializeDriver(report);
   if (status != EDGESDK_OK) return status;
   for (Program* program = programs; program != nullptr; program = program->next) {
@@ -417,7 +379,7 @@ edgesdk_status AcquireProgram(const edgert_plan& plan, int index, Program** resu
 }
 
 void ReleaseProgram(Program* program) {
-  MutexLock lock(Lock());
+  MutexLock lock(Guard::Get());
   if (--program->handles > 0) return;
   Program** link = &programs;
   while (*link != nullptr && *link != program) link = &(*link)->next;

@@ -16,6 +16,7 @@
 #include <new>
 
 #include "accelerator.h"
+#include "accelerator_common.h"
 
 namespace edgert {
 namespace {
@@ -165,11 +166,6 @@ void Close(DeviceRun* run) {
   free(run->parts);
   for (Binding* bindings : run->bindings) free(bindings);
   free(run);
-}
-
-template <typename T>
-T* AllocateArray(size_t count) {
-  return static_cast<T*>(calloc(count == 0 ? 1 : count, sizeof(T)));
 }
 
 edgesdk_status Open(const edgert_plan& plan, const DeviceOptions& options, DeviceRun** result,

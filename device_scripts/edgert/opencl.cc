@@ -9,7 +9,6 @@
 // and taken back behind it, at the same address. EDGESDK_OPENCL_COPY=1 turns this off.
 // EDGESDK_OPENCL_SYNC=1 waits after each command, so that a failure names its kernel.
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include <new>
 
 #include "accelerator.h"
+#include "accelerator_common.h"
 #include "opencl_driver.h"
 #include "opencl_program.h"
 #include "platform.h"
@@ -37,12 +37,6 @@ struct Port {
 
 // Commands that are put before the device is told to begin.
 constexpr uint32_t kCommandsOfFlush = 16;
-
-bool IsSet(const char* name) {
-  char buffer[16];
-  const char* text = Environment(name, buffer, sizeof(buffer));
-  return text != nullptr && strcmp(text, "1") == 0;
-}
 
 }  // namespace
 }  // namespace opencl
@@ -68,33 +62,20 @@ struct edgert_device {
   bool waits_each_time;             // EDGESDK_OPENCL_SYNC
   bool lost;                        // an error after which the handle does nothing more
   char error[edgert::kErrorBytes];
+
+  edgert::Report report() { return {error, sizeof(error)}; }
 };
 
 namespace edgert {
 namespace opencl {
 namespace {
 
-edgesdk_status Fail(edgert_device* device, edgesdk_status status, const char* format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-edgesdk_status Fail(edgert_device* device, edgesdk_status status, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(device->error, sizeof(device->error), format, arguments);
-  va_end(arguments);
-  return status;
-}
-
 edgesdk_status FailWith(edgert_device* device, Result result, const char* what) {
   char reason[96];
   Describe(result, reason, sizeof(reason));
-  return Fail(device, IsOutOfMemory(result) ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE,
-              "%s: %s", what, reason);
-}
-
-template <typename T>
-T* AllocateArray(size_t count) {
-  return static_cast<T*>(calloc(count == 0 ? 1 : count, sizeof(T)));
+  return device->report().Fail(
+      IsOutOfMemory(result) ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE, "%s: %s", what,
+      reason);
 }
 
 edgesdk_status Allocate(edgert_device* device, Memory* memory, uint64_t bytes, const char* what) {
@@ -152,7 +133,7 @@ edgesdk_status MakeView(edgert_device* device, Port* port) {
 
 edgesdk_status AllocatePorts(edgert_device* device, Port* ports, const edgert_port* infos,
                              uint32_t count, const char* what) {
-  bool wants_views = device->program->unified && !IsSet("EDGESDK_OPENCL_COPY");
+  bool wants_views = device->program->unified && !EnvironmentIs("EDGESDK_OPENCL_COPY", "1");
   for (uint32_t i = 0; i < count; ++i) {
     Port& port = ports[i];
     port.bytes = infos[i].size_bytes;
@@ -188,7 +169,8 @@ edgesdk_status FindArgument(edgert_device* device, uint32_t index, Memory* argum
     *argument = buffer;
     return EDGESDK_OK;
   }
-  if (is_port) return Fail(device, EDGESDK_ERROR_DEVICE, "a kernel takes a part of an input");
+  edgert::Report report = device->report();
+  if (is_port) return report.Fail(EDGESDK_ERROR_DEVICE, "a kernel takes a part of an input");
   Memory& part = device->parts[index];
   if (part == nullptr) {
     BufferRegion region{static_cast<size_t>(tensor.offset), static_cast<size_t>(tensor.size_bytes)};
@@ -315,7 +297,7 @@ edgesdk_status Open(const edgert_plan& plan, const DeviceOptions& options, uint3
     return EDGESDK_ERROR_OUT_OF_MEMORY;
   }
   edgert_device* device = new (memory) edgert_device{plan, program};
-  device->waits_each_time = IsSet("EDGESDK_OPENCL_SYNC");
+  device->waits_each_time = EnvironmentIs("EDGESDK_OPENCL_SYNC", "1");
   status =
       AllocateTables(device) ? OpenMemory(device, options.stream) : EDGESDK_ERROR_OUT_OF_MEMORY;
   if (status == EDGESDK_OK) {
@@ -332,8 +314,8 @@ const char* Error(const edgert_device* device) { return device->error; }
 void* AllocateHost(edgert_device* device, uint64_t bytes) {
   void* memory = AllocateAligned(bytes);
   if (memory == nullptr) {
-    Fail(device, EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory: no room for %llu bytes",
-         static_cast<unsigned long long>(bytes));
+    device->report().Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory: no room for %llu bytes",
+                          static_cast<unsigned long long>(bytes));
   }
   return memory;
 }
@@ -353,18 +335,19 @@ edgesdk_status CheckBuffer(edgert_device* device, Memory memory, uint64_t bytes)
     result = TheDriver().GetMemObjectInfo(memory, kMemContext, sizeof(context), &context, nullptr);
   }
   if (result != kSuccess) {
-    return Fail(device, EDGESDK_ERROR_INVALID_ARGUMENT, "%p is no buffer (cl_mem) of OpenCL",
-                static_cast<void*>(memory));
+    return device->report().Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
+                                 "%p is no buffer (cl_mem) of OpenCL", static_cast<void*>(memory));
   }
   if (size < bytes) {
-    return Fail(device, EDGESDK_ERROR_INVALID_ARGUMENT,
-                "the buffer has %llu bytes, %llu are needed", static_cast<unsigned long long>(size),
-                static_cast<unsigned long long>(bytes));
+    return device->report().Fail(
+        EDGESDK_ERROR_INVALID_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
+        static_cast<unsigned long long>(size), static_cast<unsigned long long>(bytes));
   }
   if (context != device->program->context) {
-    return Fail(device, EDGESDK_ERROR_INVALID_ARGUMENT,
-                "the buffer belongs to another context: open the model with a queue of that one "
-                "as device_stream");
+    return device->report().Fail(
+        EDGESDK_ERROR_INVALID_ARGUMENT,
+        "the buffer belongs to another context: open the model with a queue of that one "
+        "as device_stream");
   }
   return EDGESDK_OK;
 }
@@ -396,15 +379,6 @@ void* Address(edgert_device* device, edgert_storage storage, uint32_t index) {
   return BufferOf(device, DevicePlace{storage, index, 0});
 }
 
-const char* NameOf(const edgert_device* device, const Command& command) {
-  if (command.kind == CommandKind::kLaunch) {
-    return device->plan.steps[command.step].launch->function;
-  }
-  return command.kind == CommandKind::kUpload     ? "the copy to the GPU"
-         : command.kind == CommandKind::kDownload ? "the copy from the GPU"
-                                                  : "the copy on the GPU";
-}
-
 template <typename F>
 void ForEachPort(edgert_device* device, F function) {
   for (uint32_t i = 0; i < device->plan.num_inputs; ++i) function(&device->inputs[i]);
@@ -431,9 +405,9 @@ edgesdk_status MapAgain(edgert_device* device, Queue queue) {
     if (result != kSuccess) {
       status = FailWith(device, result, "cannot see inputs and outputs in the device's memory");
     } else if (port->view != before) {
-      status = Fail(device, EDGESDK_ERROR_DEVICE,
-                    "the driver of %s moves mapped memory: set EDGESDK_OPENCL_COPY=1",
-                    device->program->name);
+      status = device->report().Fail(
+          EDGESDK_ERROR_DEVICE, "the driver of %s moves mapped memory: set EDGESDK_OPENCL_COPY=1",
+          device->program->name);
     }
     if (status != EDGESDK_OK) device->lost = true;
   });
@@ -507,7 +481,7 @@ Result PutCommands(edgert_device* device, Queue queue, const Segment& segment, b
   *failed = "giving inputs and outputs to the GPU";
   Result result = Unmap(device, queue);
   for (uint32_t i = 0; i < segment.num_commands && result == kSuccess; ++i) {
-    *failed = NameOf(device, segment.commands[i]);
+    *failed = NameOf(device->plan, segment.commands[i]);
     result = PutCommand(device, queue, segment.commands[i], profile ? &device->events[i] : nullptr);
     if (result == kSuccess && device->waits_each_time) {
       result = driver.Finish(queue);
@@ -531,7 +505,8 @@ edgesdk_status PrepareProfile(edgert_device* device) {
     device->events =
         AllocateArray<Event>(size_t{plan.num_steps} + plan.num_inputs + plan.num_outputs);
   }
-  if (device->events == nullptr) return Fail(device, EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
+  if (device->events == nullptr)
+    return device->report().Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory");
   if (device->profiling == nullptr) {
     edgesdk_status status = MakeQueue(device, kQueueProfiling, &device->profiling);
     if (status != EDGESDK_OK) return status;
@@ -594,9 +569,9 @@ edgesdk_status Wait(edgert_device* device) {
   device->profiled = nullptr;
   char reason[96];
   Describe(result, reason, sizeof(reason));
-  return Fail(device, EDGESDK_ERROR_KERNEL,
-              "a kernel failed on %s: %s; EDGESDK_OPENCL_SYNC=1 tells which", device->program->name,
-              reason);
+  return device->report().Fail(EDGESDK_ERROR_KERNEL,
+                               "a kernel failed on %s: %s; EDGESDK_OPENCL_SYNC=1 tells which",
+                               device->program->name, reason);
 }
 
 void Info(const edgert_device* device, edgesdk_device_info* info) {

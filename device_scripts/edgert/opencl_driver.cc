@@ -3,44 +3,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "platform.h"
-
-#if defined(_WIN32)
-#include <windows.h>
-#else
-#include <dlfcn.h>
-#endif
+#include "driver_library.h"
 
 namespace edgert {
 namespace opencl {
 namespace {
 
 #if defined(_WIN32)
-
 constexpr const char* kLibraries[] = {"OpenCL.dll"};
-
-void* OpenLibrary(const char* path) {
-  bool is_path = strpbrk(path, "/\\") != nullptr;
-  return reinterpret_cast<void*>(
-      LoadLibraryExA(path, nullptr, is_path ? 0 : LOAD_LIBRARY_SEARCH_SYSTEM32));
-}
-
-void CloseLibrary(void* library) { FreeLibrary(static_cast<HMODULE>(library)); }
-
-void WhyNot(const char*, char* text, size_t bytes) {
-  unsigned long code = GetLastError();
-  if (code != ERROR_MOD_NOT_FOUND) snprintf(text, bytes, " (Windows error %lu)", code);
-}
-
-void* FindSymbol(void* library, const char* name) {
-  return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(library), name));
-}
-
 constexpr const char* kAdvice = "install the GPU's driver";
-
-#else
-
-#if defined(__ANDROID__)
+#elif defined(__ANDROID__)
 #if defined(__LP64__)
 #define EDGERT_LIB "lib64"
 #else
@@ -77,28 +49,6 @@ constexpr const char* kAdvice =
     "install the GPU's driver and the loader (on Debian ocl-icd-libopencl1)";
 #endif
 
-void* OpenLibrary(const char* path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
-
-void CloseLibrary(void* library) { dlclose(library); }
-
-// Why the file could not be loaded, where it is not just that there is none.
-void WhyNot(const char* path, char* text, size_t bytes) {
-  const char* reason = dlerror();
-  if (reason == nullptr) return;
-  bool is_absent =
-      strstr(reason, "No such file") != nullptr || strstr(reason, "not found") != nullptr;
-  size_t length = strlen(path);
-  // Some say the path first, which the list has already.
-  if (strncmp(reason, path, length) == 0 && strncmp(reason + length, ": ", 2) == 0) {
-    reason += length + 2;
-  }
-  if (!is_absent) snprintf(text, bytes, " (%s)", reason);
-}
-
-void* FindSymbol(void* library, const char* name) { return dlsym(library, name); }
-
-#endif
-
 // Google's library for its phones exports OpenCL through a function of its own (as TensorFlow
 // Lite's GPU delegate uses it, opencl_wrapper.cc).
 using FindPointer = void* (*)(const char*);
@@ -131,13 +81,9 @@ const char* FillTable(void* library, Driver* driver) {
   return nullptr;
 }
 
-// Loads `path`; returns whether it knows a driver, or writes why it is not used: " (reason)".
-bool TryLibrary(const char* path, Driver* driver, char* why_not, size_t bytes) {
-  void* library = OpenLibrary(path);
-  if (library == nullptr) {
-    WhyNot(path, why_not, bytes);
-    return false;
-  }
+// Whether the library knows a driver.
+bool Accept(void* library, void* result, char* why_not, size_t bytes) {
+  Driver* driver = static_cast<Driver*>(result);
   const char* missing = FillTable(library, driver);
   if (missing != nullptr) {
     snprintf(why_not, bytes, " (has no %s)", missing);
@@ -145,14 +91,14 @@ bool TryLibrary(const char* path, Driver* driver, char* why_not, size_t bytes) {
     return false;
   }
   Uint count = 0;
-  Result result = driver->GetPlatformIDs(0, nullptr, &count);
-  if (result == kSuccess && count > 0) return true;
+  Result found = driver->GetPlatformIDs(0, nullptr, &count);
+  if (found == kSuccess && count > 0) return true;
   // It stays loaded: it may have started threads.
-  if (result == kSuccess || result == kPlatformNotFound) {
+  if (found == kSuccess || found == kPlatformNotFound) {
     snprintf(why_not, bytes, " (knows no driver: is one listed in /etc/OpenCL/vendors?)");
   } else {
     char reason[64];
-    Describe(result, reason, sizeof(reason));
+    Describe(found, reason, sizeof(reason));
     snprintf(why_not, bytes, " (%s)", reason);
   }
   return false;
@@ -161,21 +107,13 @@ bool TryLibrary(const char* path, Driver* driver, char* why_not, size_t bytes) {
 }  // namespace
 
 bool LoadDriver(Driver* driver, char* error, size_t error_bytes) {
-  char buffer[1024];
-  const char* chosen = Environment("EDGESDK_OPENCL_LIBRARY", buffer, sizeof(buffer));
-  if (chosen != nullptr && chosen[0] == '\0') chosen = nullptr;
-  const char* const* paths = chosen != nullptr ? &chosen : kLibraries;
-  size_t num_paths = chosen != nullptr ? 1 : sizeof(kLibraries) / sizeof(kLibraries[0]);
-  char tried[900] = "";
-  for (size_t i = 0; i < num_paths; ++i) {
-    char why_not[300] = "";
-    if (TryLibrary(paths[i], driver, why_not, sizeof(why_not))) return true;
-    size_t used = strlen(tried);
-    snprintf(tried + used, sizeof(tried) - used, "%s%s%s", used > 0 ? ", " : "", paths[i], why_not);
-  }
+  LibrarySearch search{"EDGESDK_OPENCL_LIBRARY", kLibraries,
+                       sizeof(kLibraries) / sizeof(kLibraries[0])};
+  char tried[900];
+  if (FindLibrary(search, Accept, driver, tried, sizeof(tried))) return true;
   snprintf(error, error_bytes,
-           "no OpenCL: cannot use %s%s; %s, or set EDGESDK_OPENCL_LIBRARY to its library", tried,
-           chosen != nullptr ? ", as EDGESDK_OPENCL_LIBRARY says" : "", kAdvice);
+           "no OpenCL: cannot use %s; %s, or set EDGESDK_OPENCL_LIBRARY to its library", tried,
+           kAdvice);
   return false;
 }
 

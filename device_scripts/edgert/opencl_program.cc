@@ -1,14 +1,13 @@
 #include "opencl_program.h"
 
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <initializer_list>
-#include <new>
 
+#include "accelerator_common.h"
 #include "opencl_cache.h"
 #include "platform.h"
 
@@ -28,49 +27,21 @@ bool driver_is_loaded = false;
 bool is_forked = false;
 Program* programs = nullptr;
 
-// Guards the above. Made at the first use: edgert has no constructors of static objects.
-OnceFlag lock_once = EDGERT_ONCE_INIT;
-alignas(Mutex) unsigned char lock_storage[sizeof(Mutex)];
-
 // In a child right after fork().
 void Forget() {
-  lock_once = EDGERT_ONCE_INIT;
   programs = nullptr;
   is_forked = driver_is_loaded;
 }
 
-void MakeLock() {
-  static bool forks_are_watched = false;
-  if (!forks_are_watched) forks_are_watched = WatchForks(Forget);
-  new (lock_storage) Mutex;
+// Guards the above.
+using Guard = ForkAwareLock<Forget>;
+
+edgesdk_status FailWith(const Report& report, Result result, const char* what) {
+  char reason[96];
+  Describe(result, reason, sizeof(reason));
+  return report.Fail(IsOutOfMemory(result) ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE,
+                     "%s: %s", what, reason);
 }
-
-Mutex& Lock() {
-  CallOnce(&lock_once, MakeLock);
-  return *reinterpret_cast<Mutex*>(lock_storage);
-}
-
-// Where a failing open writes its reason.
-struct Report {
-  char* text;
-  size_t bytes;
-
-  edgesdk_status Fail(edgesdk_status status, const char* format, ...) const
-      __attribute__((format(printf, 3, 4))) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, bytes, format, arguments);
-    va_end(arguments);
-    return status;
-  }
-
-  edgesdk_status FailWith(Result result, const char* what) const {
-    char reason[96];
-    Describe(result, reason, sizeof(reason));
-    return Fail(IsOutOfMemory(result) ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE,
-                "%s: %s", what, reason);
-  }
-};
 
 template <typename T>
 T DeviceNumber(Device device, Uint what) {
@@ -151,7 +122,7 @@ edgesdk_status ChooseDevice(const DeviceOptions& options, Program* program, cons
       result = driver.GetCommandQueueInfo(queue, kQueueProperties, sizeof(properties), &properties,
                                           nullptr);
     }
-    if (result != kSuccess) return report.FailWith(result, "device_stream is no command queue");
+    if (result != kSuccess) return FailWith(report, result, "device_stream is no command queue");
     if ((properties & kQueueOutOfOrder) != 0) {
       return report.Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
                          "device_stream is a queue that executes out of order");
@@ -218,7 +189,7 @@ edgesdk_status OpenDevice(Program* program, const Report& report) {
   program->context = nullptr;
   char what[200];
   snprintf(what, sizeof(what), "cannot use %s", program->name);
-  return report.FailWith(result, what);
+  return FailWith(report, result, what);
 }
 
 bool IsWordEnd(char c) { return !isalnum(static_cast<unsigned char>(c)) && c != '_'; }
@@ -338,7 +309,7 @@ edgesdk_status BuildFromSource(Program* program, const edgert_image& image, cons
   Result result = kSuccess;
   Code code = driver.CreateProgramWithSource(program->context, 1, &source, &length, &result);
   if (result != kSuccess || code == nullptr)
-    return report.FailWith(result, "cannot make a program");
+    return FailWith(report, result, "cannot make a program");
   result = driver.BuildProgram(code, 1, &program->device, kBuildOptions, nullptr, nullptr);
   if (result == kSuccess) {
     program->code = code;
@@ -429,25 +400,20 @@ edgesdk_status LoadCode(Program* program, const DeviceOptions& options, const Re
 
 edgesdk_status UploadWeights(Program* program, const Report& report) {
   const edgert_plan& plan = *program->plan;
-  uint64_t end = 0;
-  for (uint32_t i = 0; i < plan.num_tensors; ++i) {
-    const edgert_tensor& tensor = plan.tensors[i];
-    uint64_t tensor_end = tensor.offset + tensor.size_bytes;
-    if (tensor.storage == kEdgertDeviceWeight && tensor_end > end) end = tensor_end;
-  }
+  uint64_t end = DeviceWeightBytes(plan);
   if (end == 0) return EDGESDK_OK;
   char what[256];
   snprintf(what, sizeof(what), "no room for %llu bytes of weights on %s (at most %llu at once)",
            static_cast<unsigned long long>(end), program->name,
            static_cast<unsigned long long>(program->max_allocation));
-  if (end > program->max_allocation) return report.FailWith(kInvalidBufferSize, what);
+  if (end > program->max_allocation) return FailWith(report, kInvalidBufferSize, what);
   size_t bytes = static_cast<size_t>(end);
   Result result = kSuccess;
   Bitfield flags = kMemReadOnly | (program->unified ? kMemAllocHostPtr : 0);
   program->weights = driver.CreateBuffer(program->context, flags, bytes, nullptr, &result);
   if (program->weights == nullptr || result != kSuccess) {
     program->weights = nullptr;
-    return report.FailWith(result, what);
+    return FailWith(report, result, what);
   }
   program->weights_bytes = end;
   Queue queue = driver.CreateCommandQueue(program->context, program->device, 0, &result);
@@ -457,8 +423,8 @@ edgesdk_status UploadWeights(Program* program, const Report& report) {
     driver.ReleaseCommandQueue(queue);
   }
   if (result == kSuccess) return EDGESDK_OK;
-  return IsOutOfMemory(result) ? report.FailWith(result, what)
-                               : report.FailWith(result, "cannot copy the weights to the device");
+  return IsOutOfMemory(result) ? FailWith(report, result, what)
+                               : FailWith(report, result, "cannot copy the weights to the device");
 }
 
 void Free(Program* program) {
@@ -532,12 +498,12 @@ const Driver& TheDriver() { return driver; }
 
 edgesdk_status AcquireProgram(const edgert_plan& plan, const DeviceOptions& options,
                               Program** program, char* error, size_t error_bytes) {
-  MutexLock lock(Lock());
+  MutexLock lock(Guard::Get());
   return Acquire(plan, options, program, Report{error, error_bytes});
 }
 
 void ReleaseProgram(Program* program) {
-  MutexLock lock(Lock());
+  MutexLock lock(Guard::Get());
   if (--program->handles > 0) return;
   // A forked child's list has forgotten it, and the driver is not to be called there.
   if (is_forked) return;
@@ -565,7 +531,7 @@ edgesdk_status MakeKernel(const Program& program, const edgert_step& step, Kerne
   *kernel = driver.CreateKernel(program.code, launch.function, &result);
   if (*kernel == nullptr || result != kSuccess) {
     *kernel = nullptr;
-    return report.FailWith(result, launch.function);
+    return FailWith(report, result, launch.function);
   }
   for (int axis = 0; axis < 3; ++axis) {
     if (launch.block[axis] > program.max_items[axis]) {
@@ -583,7 +549,7 @@ edgesdk_status MakeKernel(const Program& program, const edgert_step& step, Kerne
     result = driver.GetKernelWorkGroupInfo(*kernel, program.device, kKernelLocalMemSize,
                                            sizeof(local), &local, nullptr);
   }
-  if (result != kSuccess) return report.FailWith(result, launch.function);
+  if (result != kSuccess) return FailWith(report, result, launch.function);
   uint64_t wanted = uint64_t{launch.block[0]} * launch.block[1] * launch.block[2];
   if (wanted > most) {
     return report.Fail(EDGESDK_ERROR_DEVICE,

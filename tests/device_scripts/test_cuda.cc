@@ -11,33 +11,26 @@
 #include <thread>
 #include <vector>
 
-#include "accelerator.h"
 #include "check.h"
-#include "executor.h"
+#include "device_plans.h"
 #include "fake_cuda/fake_cuda.h"
-#include "plan.h"
-#include "test_plan.h"
 
 extern "C" edgesdk_status edgesdk_open_model_gpu(uint32_t, const edgesdk_options*, edgesdk_model**);
 
 namespace {
 
-using edgert::Executor;
-
 // Whether the stand-in is one of today's drivers.
 const bool kHasGraphs = dlsym(RTLD_DEFAULT, "cuGraphLaunch") != nullptr;
 
-constexpr uint64_t kBytes = 16;  // four int32, as all tensors here
-
-int32_t* Values(const FakeLaunch& launch, uint32_t argument) {
+int32_t* At(const FakeLaunch& launch, uint32_t argument) {
   return static_cast<int32_t*>(fake_cuda_host(launch.arguments[argument], kBytes));
 }
 
 // out[i] = a[i] + b[i]
 int AddKernel(const FakeLaunch& launch) {
-  const int32_t* a = Values(launch, 0);
-  const int32_t* b = Values(launch, 1);
-  int32_t* out = Values(launch, 2);
+  const int32_t* a = At(launch, 0);
+  const int32_t* b = At(launch, 1);
+  int32_t* out = At(launch, 2);
   if (a == nullptr || b == nullptr || out == nullptr) return 700;
   for (int i = 0; i < 4; ++i) out[i] = a[i] + b[i];
   return 0;
@@ -45,8 +38,8 @@ int AddKernel(const FakeLaunch& launch) {
 
 // out[i] = 2 a[i]
 int TwiceKernel(const FakeLaunch& launch) {
-  const int32_t* a = Values(launch, 0);
-  int32_t* out = Values(launch, 1);
+  const int32_t* a = At(launch, 0);
+  int32_t* out = At(launch, 1);
   if (a == nullptr || out == nullptr) return 700;
   for (int i = 0; i < 4; ++i) out[i] = 2 * a[i];
   return 0;
@@ -62,19 +55,6 @@ int ShapeKernel(const FakeLaunch& launch) {
 int CrashKernel(const FakeLaunch&) { return 700; }
 
 constexpr char kCubin[] = "fake cubin sm_90\nadd\ntwice\nshape\ncrash\n";
-const edgert_image kImage = {kEdgertCubin, 90, reinterpret_cast<const uint8_t*>(kCubin),
-                             sizeof(kCubin)};
-
-const edgert_launch kAdd = {"add", {1, 1, 1}, {4, 1, 1}, 0};
-const edgert_launch kTwice = {"twice", {2, 1, 1}, {2, 1, 1}, 0};
-const edgert_launch kCrash = {"crash", {1, 1, 1}, {1, 1, 1}, 0};
-
-std::string FakeLibrary() {
-  Dl_info where;
-  dladdr(reinterpret_cast<void*>(fake_cuda_reset), &where);
-  return where.dli_fname;
-}
-
 // The world at the start of a test, and nothing left and nothing done wrong at its end.
 struct World {
   World() {
@@ -83,7 +63,7 @@ struct World {
     fake_cuda_register({"twice", TwiceKernel, 2, 7000, 1024, 0});
     fake_cuda_register({"shape", ShapeKernel, 0, 1, 256, 1024});
     fake_cuda_register({"crash", CrashKernel, 0, 1, 1024, 0});
-    setenv("EDGESDK_CUDA_LIBRARY", FakeLibrary().c_str(), 1);
+    setenv("EDGESDK_CUDA_LIBRARY", LibraryOf(reinterpret_cast<void*>(fake_cuda_reset)).c_str(), 1);
     unsetenv("EDGESDK_CUDA_GRAPH");
     unsetenv("EDGESDK_CUDA_SYNC");
   }
@@ -99,108 +79,26 @@ int Copies() {
          fake_cuda_calls("cuMemcpyDtoDAsync_v2");
 }
 
-edgert_tensor Four(edgert_storage storage, uint32_t index, uint64_t offset) {
-  return {storage, kDLInt, 32, 1, index, offset, kBytes, kFour};
-}
-
-TestPlan DevicePlan() {
-  TestPlan test;
-  test.accelerator = &edgert_cuda;
-  test.images = {kImage};
-  test.device_arena_bytes = 128;
-  const int32_t weights[] = {100, 200, 300, 400};
-  memcpy(test.weights + 64, weights, sizeof(weights));
-  test.inputs = {{"x", EDGESDK_INT32, 1, kFour, kBytes}};
-  test.outputs = {{"y", EDGESDK_INT32, 1, kFour, kBytes}};
-  return test;
-}
-
-// y = 2 * (x + w), all on the GPU.
-std::unique_ptr<TestPlan> Simple() {
-  auto test = std::make_unique<TestPlan>(DevicePlan());
-  test->tensors = {Four(kEdgertDeviceInput, 0, 0), Four(kEdgertDeviceWeight, 0, 64),
-                   Four(kEdgertDeviceArena, 0, 64), Four(kEdgertDeviceOutput, 0, 0)};
-  test->Step(nullptr, "add_kernel", {0, 1, 2}, &kAdd);
-  test->Step(nullptr, "twice_kernel", {2, 3}, &kTwice);
-  test->Finish();
-  return test;
-}
-
-std::vector<int32_t> SimpleResult(const std::vector<int32_t>& x) {
-  return {2 * (x[0] + 100), 2 * (x[1] + 200), 2 * (x[2] + 300), 2 * (x[3] + 400)};
-}
-
-class Open {
- public:
-  explicit Open(const TestPlan& test, edgert::DeviceOptions options = {}) {
-    status_ = Executor::Create(test.plan, 1, options, &executor_, error_, sizeof(error_));
-  }
-  ~Open() { Executor::Destroy(executor_); }
-  Open(const Open&) = delete;
-  Open& operator=(const Open&) = delete;
-  Executor* operator->() { return executor_; }
-  edgesdk_status status() const { return status_; }
-  std::string error() const { return error_; }
-
- private:
-  Executor* executor_ = nullptr;
-  edgesdk_status status_;
-  char error_[edgert::kErrorBytes] = "";
-};
-
-std::string OpenError(const TestPlan& test, edgesdk_status wanted,
-                      edgert::DeviceOptions options = {}) {
-  Open model(test, options);
-  CHECK_EQ(model.status(), wanted);
-  return model.error();
-}
-
-void CheckValues(const void* data, const std::vector<int32_t>& wanted) {
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    CHECK_EQ(static_cast<const int32_t*>(data)[i], wanted[i]);
-  }
-}
-
-void CheckOutput(Open& model, const std::vector<int32_t>& wanted) {
-  const void* data = nullptr;
-  CHECK_EQ(model->GetOutput(0, &data, nullptr), EDGESDK_OK);
-  if (data != nullptr) CheckValues(data, wanted);
-}
-
-// Runs the model on x from the host and checks the output there.
-void CheckRun(Open& model, const std::vector<int32_t>& x, const std::vector<int32_t>& wanted) {
-  CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
-  edgesdk_status status = model->Run();
-  CHECK_EQ(status, EDGESDK_OK);
-  if (status != EDGESDK_OK) CHECK_TEXT(model->last_error(), "");
-  CheckOutput(model, wanted);
-}
-
-edgesdk_device_info InfoOf(Open& model) {
-  edgesdk_device_info info = {};
-  info.struct_size = sizeof(info);
-  CHECK_EQ(model->DeviceInfo(&info), EDGESDK_OK);
-  return info;
-}
-
 // The first test: later ones have a driver loaded.
 TEST(a_driver_that_cannot_be_loaded) {
   World world;
   std::unique_ptr<TestPlan> test = Simple();
   setenv("EDGESDK_CUDA_LIBRARY", "/no/such/libcuda.so.1", 1);
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
-             "no NVIDIA driver: cannot load /no/such/libcuda.so.1, as EDGESDK_CUDA_LIBRARY says; "
+             "no NVIDIA driver: cannot use /no/such/libcuda.so.1, as EDGESDK_CUDA_LIBRARY says; "
              "install the driver, or set EDGESDK_CUDA_LIBRARY to its library");
   setenv("EDGESDK_CUDA_LIBRARY", "/dev/null", 1);
   std::string reason = OpenError(*test, EDGESDK_ERROR_DEVICE);
-  CHECK_EQ(reason.rfind("no NVIDIA driver: cannot load /dev/null (/dev/null: ", 0), 0u);
+  CHECK_EQ(reason.rfind("no NVIDIA driver: cannot use /dev/null (", 0), 0u);
   setenv("EDGESDK_CUDA_LIBRARY", "libm.so.6", 1);
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
-             "the NVIDIA driver's library libm.so.6 has no cuInit: it is too old");
+             "no NVIDIA driver: cannot use libm.so.6 (has no cuInit: it is too old), as "
+             "EDGESDK_CUDA_LIBRARY says; install the driver, or set EDGESDK_CUDA_LIBRARY to its "
+             "library");
   unsetenv("EDGESDK_CUDA_LIBRARY");
   if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) {  // nothing to find on this machine
     reason = OpenError(*test, EDGESDK_ERROR_DEVICE);
-    CHECK_EQ(reason.rfind("no NVIDIA driver: cannot load libcuda.so.1", 0), 0u);
+    CHECK_EQ(reason.rfind("no NVIDIA driver: cannot use libcuda.so.1", 0), 0u);
   }
 }
 
@@ -211,7 +109,7 @@ TEST(a_model_on_the_gpu) {
   CHECK_TEXT(model.error(), "");
   CHECK_EQ(model->Run(), EDGESDK_ERROR_INPUT_MISSING);
   for (int32_t first : {1, -50, 7}) {
-    std::vector<int32_t> x = {first, 2, 3, 4};
+    Values x = {first, 2, 3, 4};
     CheckRun(model, x, SimpleResult(x));
   }
   // One copy of weights; then an upload, two kernels and a download, each recorded once.
@@ -263,61 +161,13 @@ TEST(the_launch_is_what_the_plan_says) {
   CHECK_EQ(last_shape.shared_bytes, 1000u);
 }
 
-// On the CPU: out[i] = a[i] + 1000.
-int AddThousand(void*, const TVMFFIAny* args, int32_t, TVMFFIAny*) {
-  const DLTensor* a = static_cast<const DLTensor*>(args[0].v_ptr);
-  const DLTensor* out = static_cast<const DLTensor*>(args[1].v_ptr);
-  if (a->device.device_type != kDLCPU || reinterpret_cast<uintptr_t>(a->data) % 64 != 0) return -1;
-  for (int i = 0; i < 4; ++i) {
-    static_cast<int32_t*>(out->data)[i] = static_cast<const int32_t*>(a->data)[i] + 1000;
-  }
-  return 0;
-}
-
-// y = 2 * (2 * (x + w) + 1000) + x: the middle on the CPU, which reads x, too.
-std::unique_ptr<TestPlan> Mixed() {
-  auto test = std::make_unique<TestPlan>(DevicePlan());
-  test->arena_bytes = 192;
-  test->device_arena_bytes = 256;
-  test->outputs.push_back({"z", EDGESDK_INT32, 1, kFour, kBytes});
-  test->tensors = {Four(kEdgertDeviceInput, 0, 0),   Four(kEdgertDeviceWeight, 0, 64),
-                   Four(kEdgertDeviceArena, 0, 0),   Four(kEdgertDeviceArena, 0, 64),
-                   Four(kEdgertArena, 0, 64),        Four(kEdgertArena, 0, 128),
-                   Four(kEdgertDeviceArena, 0, 128), Four(kEdgertDeviceArena, 0, 192),
-                   Four(kEdgertDeviceOutput, 0, 0),  Four(kEdgertInput, 0, 0),
-                   Four(kEdgertOutput, 1, 0)};
-  test->Step(AddThousand, "on_cpu_first", {9, 10});  // z = x + 1000
-  test->Step(nullptr, "add", {0, 1, 2}, &kAdd);
-  test->Step(nullptr, "twice", {2, 3}, &kTwice);
-  test->Step(nullptr, "copy", {3, 4});
-  test->Step(AddThousand, "on_cpu", {4, 5});
-  test->Step(nullptr, "copy", {5, 6});
-  test->Step(nullptr, "twice", {6, 7}, &kTwice);
-  test->Step(nullptr, "add", {7, 0, 8}, &kAdd);
-  test->Finish();
-  return test;
-}
-
-std::vector<int32_t> MixedResult(const std::vector<int32_t>& x) {
-  std::vector<int32_t> wanted = SimpleResult(x);
-  for (size_t i = 0; i < 4; ++i) wanted[i] = 2 * (wanted[i] + 1000) + x[i];
-  return wanted;
-}
-
-void CheckSecondOutput(Open& model, const std::vector<int32_t>& x) {
-  const void* data = nullptr;
-  CHECK_EQ(model->GetOutput(1, &data, nullptr), EDGESDK_OK);
-  CheckValues(data, {x[0] + 1000, x[1] + 1000, x[2] + 1000, x[3] + 1000});
-}
-
 TEST(steps_of_cpu_and_gpu_take_turns) {
   World world;
   std::unique_ptr<TestPlan> test = Mixed();
   Open model(*test);
   for (int32_t first : {1, -50, 7}) {
-    std::vector<int32_t> x = {first, 2, 3, 4};
-    CheckRun(model, x, MixedResult(x));
-    CheckSecondOutput(model, x);
+    Values x = {first, 2, 3, 4};
+    CheckMixedRun(model, x);
   }
   CHECK_EQ(fake_cuda_calls("cuGraphLaunch"), kHasGraphs ? 6 : 0);
 }
@@ -326,8 +176,8 @@ TEST(a_mixed_model_whose_inputs_and_outputs_stay_on_the_gpu) {
   World world;
   std::unique_ptr<TestPlan> test = Mixed();
   Open model(*test);
-  std::vector<int32_t> x = {5, 6, 7, 8};
-  CheckRun(model, x, MixedResult(x));
+  Values x = {5, 6, 7, 8};
+  CheckMixedRun(model, x);
   CHECK_EQ(model->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
   CHECK_EQ(model->BindDevice(kEdgertOutput, 0, nullptr, 0), EDGESDK_OK);
   CHECK_EQ(model->BindDevice(kEdgertOutput, 1, nullptr, 0), EDGESDK_OK);
@@ -338,12 +188,11 @@ TEST(a_mixed_model_whose_inputs_and_outputs_stay_on_the_gpu) {
       static_cast<int32_t*>(fake_cuda_host(reinterpret_cast<uint64_t>(address), kBytes));
   on_device[0] = 77;
   CHECK_EQ(model->Run(), EDGESDK_OK);
-  std::vector<int32_t> now = {77, 6, 7, 8};
+  Values now = {77, 6, 7, 8};
   void* second = nullptr;
   CHECK_EQ(model->DeviceAddress(kEdgertOutput, 1, &second, nullptr), EDGESDK_OK);
   CheckValues(fake_cuda_host(reinterpret_cast<uint64_t>(second), kBytes), {1077, 1006, 1007, 1008});
-  CheckOutput(model, MixedResult(now));
-  CheckSecondOutput(model, now);
+  CheckMixed(model, now);
 }
 
 // Memory of the caller's on the device.
@@ -363,10 +212,6 @@ struct DeviceBlock {
     Symbol<int (*)(void**)>("cuCtxPopCurrent_v2")(&context);
     for (int i = 0; i < 2; ++i) Symbol<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
   }
-  template <typename F>
-  static F Symbol(const char* name) {
-    return reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
-  }
   void* pointer() const { return reinterpret_cast<void*>(address); }
   int32_t* values() const { return static_cast<int32_t*>(fake_cuda_host(address, kBytes)); }
 
@@ -383,7 +228,7 @@ TEST(inputs_and_outputs_may_be_the_callers_on_the_gpu) {
   CHECK_EQ(model->BindDevice(kEdgertInput, 0, in.pointer(), kBytes), EDGESDK_OK);
   CHECK_EQ(model->BindDevice(kEdgertOutput, 0, out.pointer(), kBytes), EDGESDK_OK);
   for (int32_t first : {1, 10}) {
-    std::vector<int32_t> x = {first, 2, 3, 4};
+    Values x = {first, 2, 3, 4};
     memcpy(in.values(), x.data(), kBytes);
     CHECK_EQ(model->Run(), EDGESDK_OK);
     CheckValues(out.values(), SimpleResult(x));
@@ -399,7 +244,7 @@ TEST(inputs_and_outputs_may_be_the_callers_on_the_gpu) {
 
   // Another address: what was recorded is recorded anew.
   DeviceBlock other;
-  std::vector<int32_t> x = {9, 9, 9, 9};
+  Values x = {9, 9, 9, 9};
   memcpy(other.values(), x.data(), kBytes);
   CHECK_EQ(model->BindDevice(kEdgertInput, 0, other.pointer(), kBytes), EDGESDK_OK);
   CHECK_EQ(model->Run(), EDGESDK_OK);
@@ -407,7 +252,7 @@ TEST(inputs_and_outputs_may_be_the_callers_on_the_gpu) {
 
   // Back to the host.
   memset(out.values(), 0, kBytes);
-  std::vector<int32_t> y(4);
+  Values y(4);
   CHECK_EQ(model->SetOutput(0, y.data(), kBytes), EDGESDK_OK);
   CheckRun(model, {3, 3, 3, 3}, SimpleResult({3, 3, 3, 3}));
   CheckValues(y.data(), SimpleResult({3, 3, 3, 3}));
@@ -443,7 +288,7 @@ TEST(inputs_stay_on_the_gpu_in_the_handles_own_memory) {
   World world;
   std::unique_ptr<TestPlan> test = Simple();
   Open model(*test);
-  std::vector<int32_t> x = {1, 2, 3, 4};
+  Values x = {1, 2, 3, 4};
   CheckRun(model, x, SimpleResult(x));
   CHECK_EQ(model->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
   CHECK_EQ(model->BindDevice(kEdgertOutput, 0, nullptr, 0), EDGESDK_OK);
@@ -473,8 +318,7 @@ TEST(the_handles_own_memory_on_the_host) {
     memset(own, 0, kBytes);
     CHECK_EQ(model->Run(), EDGESDK_OK);
     // Where both share the memory, it is the same.
-    CheckOutput(model, SimpleResult(board ? std::vector<int32_t>{0, 0, 0, 0}
-                                          : std::vector<int32_t>{2, 2, 3, 4}));
+    CheckOutput(model, SimpleResult(board ? Values{0, 0, 0, 0} : Values{2, 2, 3, 4}));
     CHECK_EQ(model->OwnInput(0, &own, nullptr), EDGESDK_OK);
     CHECK_EQ(model->Run(), EDGESDK_OK);
     CheckOutput(model, SimpleResult({0, 0, 0, 0}));
@@ -490,7 +334,7 @@ TEST(the_output_of_one_is_the_input_of_another) {
   CHECK_EQ(second->DeviceAddress(kEdgertInput, 0, &between, nullptr), EDGESDK_OK);
   CHECK_EQ(second->BindDevice(kEdgertInput, 0, nullptr, 0), EDGESDK_OK);
   CHECK_EQ(first->BindDevice(kEdgertOutput, 0, between, kBytes), EDGESDK_OK);
-  std::vector<int32_t> x = {1, 2, 3, 4};
+  Values x = {1, 2, 3, 4};
   CHECK_EQ(first->SetInput(0, x.data(), kBytes), EDGESDK_OK);
   CHECK_EQ(first->Run(), EDGESDK_OK);
   CHECK_EQ(second->Run(), EDGESDK_OK);
@@ -554,20 +398,7 @@ TEST(weights_are_on_the_gpu_once) {
 
 TEST(handles_run_on_several_threads) {
   World world;
-  std::unique_ptr<TestPlan> test = Simple();
-  std::vector<std::thread> threads;
-  for (int32_t number = 0; number < 4; ++number) {
-    threads.emplace_back([&test, number] {
-      for (int32_t i = 0; i < 10; ++i) {
-        Open model(*test);
-        CHECK_TEXT(model.error(), "");
-        if (model.status() != EDGESDK_OK) return;
-        std::vector<int32_t> x = {number, i, 3, 4};
-        for (int k = 0; k < 3; ++k) CheckRun(model, x, SimpleResult(x));
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  CheckThreadsWithAHandleEach();
 }
 
 TEST(the_callers_stream) {
@@ -576,27 +407,22 @@ TEST(the_callers_stream) {
   DeviceBlock in;  // keeps the context, too
   void* context = nullptr;
   void* stream = nullptr;
-  DeviceBlock::Symbol<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);
-  DeviceBlock::Symbol<int (*)(void*)>("cuCtxPushCurrent_v2")(context);
-  DeviceBlock::Symbol<int (*)(void**, unsigned)>("cuStreamCreate")(&stream, 0);
+  Symbol<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0);
+  Symbol<int (*)(void*)>("cuCtxPushCurrent_v2")(context);
+  Symbol<int (*)(void**, unsigned)>("cuStreamCreate")(&stream, 0);
   {
     // What the caller has put into it comes first.
     Open model(*test, {0, stream});
     alignas(64) int32_t x[] = {1, 2, 3, 4};
-    DeviceBlock::Symbol<int (*)(uint64_t, const void*, size_t, void*)>("cuMemcpyHtoDAsync_v2")(
-        in.address, x, kBytes, stream);
+    Symbol<int (*)(uint64_t, const void*, size_t, void*)>("cuMemcpyHtoDAsync_v2")(in.address, x,
+                                                                                  kBytes, stream);
     CHECK_EQ(model->BindDevice(kEdgertInput, 0, in.pointer(), kBytes), EDGESDK_OK);
     for (int i = 0; i < 2; ++i) CHECK_EQ(model->Run(), EDGESDK_OK);
     CheckOutput(model, SimpleResult({1, 2, 3, 4}));
   }
-  DeviceBlock::Symbol<int (*)(void*)>("cuStreamDestroy_v2")(stream);
-  DeviceBlock::Symbol<int (*)(void**)>("cuCtxPopCurrent_v2")(&context);
-  DeviceBlock::Symbol<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
-}
-
-// Which image of several the GPU gets: 0 for none.
-edgert_image Image(const std::string& text, edgert_image_format format, uint32_t architecture) {
-  return {format, architecture, reinterpret_cast<const uint8_t*>(text.c_str()), text.size() + 1};
+  Symbol<int (*)(void*)>("cuStreamDestroy_v2")(stream);
+  Symbol<int (*)(void**)>("cuCtxPopCurrent_v2")(&context);
+  Symbol<int (*)(int)>("cuDevicePrimaryCtxRelease")(0);
 }
 
 const std::string& Cubin(int architecture) {
@@ -635,8 +461,8 @@ TEST(code_is_chosen_by_compute_capability) {
        }) {
     std::unique_ptr<TestPlan> test = Simple();
     test->images.clear();
-    for (int sm : c.cubins) test->images.push_back(Image(Cubin(sm), kEdgertCubin, sm));
-    for (int sm : c.ptx) test->images.push_back(Image(Ptx(sm, "7.5"), kEdgertPtx, sm));
+    for (int sm : c.cubins) test->images.push_back(ImageOf(Cubin(sm), kEdgertCubin, sm));
+    for (int sm : c.ptx) test->images.push_back(ImageOf(Ptx(sm, "7.5"), kEdgertPtx, sm));
     test->Finish();
     fake_cuda_settings()->capability = c.gpu;
     Open model(*test);
@@ -651,14 +477,14 @@ TEST(code_is_chosen_by_compute_capability) {
 TEST(code_that_fits_no_gpu_is_a_sentence) {
   World world;
   std::unique_ptr<TestPlan> test = Simple();
-  test->images = {Image(Cubin(87), kEdgertCubin, 87)};
+  test->images = {ImageOf(Cubin(87), kEdgertCubin, 87)};
   test->Finish();
   fake_cuda_settings()->capability = 72;
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
              "built for sm_87, this GPU (Paper GPU) is sm_72: compile with --target "
              "jetson-xavier-nx");
-  test->images = {Image(Cubin(86), kEdgertCubin, 86), Image(Cubin(89), kEdgertCubin, 89),
-                  Image(Ptx(80, "7.0"), kEdgertPtx, 80)};
+  test->images = {ImageOf(Cubin(86), kEdgertCubin, 86), ImageOf(Cubin(89), kEdgertCubin, 89),
+                  ImageOf(Ptx(80, "7.0"), kEdgertPtx, 80)};
   test->Finish();
   fake_cuda_settings()->capability = 75;
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
@@ -669,25 +495,25 @@ TEST(code_that_fits_no_gpu_is_a_sentence) {
 TEST(code_that_the_driver_refuses) {
   World world;
   std::unique_ptr<TestPlan> test = Simple();
-  test->images = {Image(Ptx(75, "8.8"), kEdgertPtx, 75)};
+  test->images = {ImageOf(Ptx(75, "8.8"), kEdgertPtx, 75)};
   test->Finish();
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
              "the library holds PTX 8.8, which is newer than this driver reads (CUDA 12.4): update "
              "the driver, or compile for sm_90");
-  test->images = {Image(Ptx(75, "nonsense"), kEdgertPtx, 75)};
+  test->images = {ImageOf(Ptx(75, "nonsense"), kEdgertPtx, 75)};
   test->Finish();
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
              "the driver (CUDA 12.4) refuses the code for PTX of compute_75 on GPU 0 (Paper GPU, "
              "sm_90): CUDA error 218: ptxas fatal   : no target");
   const std::string broken = "broken";
-  test->images = {Image(broken, kEdgertCubin, 90)};
+  test->images = {ImageOf(broken, kEdgertCubin, 90)};
   test->Finish();
   CHECK_TEXT(
       OpenError(*test, EDGESDK_ERROR_DEVICE),
       "the driver (CUDA 12.4) refuses the code for sm_90 on GPU 0 (Paper GPU, sm_90): device "
       "kernel image is invalid (CUDA_ERROR_INVALID_IMAGE)");
   // With a second choice, that is taken.
-  test->images.push_back(Image(Ptx(75, "7.0"), kEdgertPtx, 75));
+  test->images.push_back(ImageOf(Ptx(75, "7.0"), kEdgertPtx, 75));
   test->Finish();
   Open model(*test);
   CHECK_EQ(InfoOf(model).code_is_intermediate, 1);
@@ -704,19 +530,6 @@ TEST(a_kernel_that_is_not_in_the_code) {
   test->images.clear();
   test->Finish();
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE), "the library has no code for the GPU");
-}
-
-std::string LaunchError(const edgert_launch& launch) {
-  TestPlan test = DevicePlan();
-  test.Step(nullptr, "shape", {}, &launch);
-  test.Finish();
-  Open model(test);
-  if (model.status() == EDGESDK_OK) {
-    alignas(64) int32_t x[4] = {0};
-    CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
-    CHECK_EQ(model->Run(), EDGESDK_OK);
-  }
-  return model.error();
 }
 
 // "shape" has 1024 bytes of its own shared memory and registers for 256 threads.
@@ -770,7 +583,7 @@ TEST(kernels_that_wait_by_themselves_start_early) {
     fake_cuda_settings()->driver_version = 12040;
   }
   // Code of an older architecture has no instruction to wait with.
-  test->images = {Image(Ptx(80, "7.0"), kEdgertPtx, 80)};
+  test->images = {ImageOf(Ptx(80, "7.0"), kEdgertPtx, 80)};
   test->Finish();
   Open model(*test);
   CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
@@ -843,62 +656,35 @@ TEST(no_memory_on_the_gpu) {
              "no room for 80 bytes of weights on GPU 0: out of memory (CUDA_ERROR_OUT_OF_MEMORY)");
 }
 
-// Whatever fails, at whichever call: a status with a text, wrong values never, nothing left over.
 TEST(any_call_may_fail) {
-  std::unique_ptr<TestPlan> test = Mixed();
-  const char* functions[] = {"cuInit",
-                             "cuDriverGetVersion",
-                             "cuDeviceGetCount",
-                             "cuDeviceGet",
-                             "cuDeviceGetName",
-                             "cuDevicePrimaryCtxRetain",
-
-                             "cuModuleLoadDataEx",
-                             "cuModuleGetFunction",
-                             "cuFuncGetAttribute",
-                             "cuFuncLoad",
-                             "cuMemAlloc_v2",
-                             "cuMemHostAlloc",
-                             "cuMemcpyHtoDAsync_v2",
-                             "cuMemcpyDtoHAsync_v2",
-                             "cuMemcpyDtoDAsync_v2",
-                             "cuStreamCreate",
-                             "cuStreamSynchronize",
-                             "cuEventCreate",
-                             "cuEventRecord",
-                             "cuEventRecordWithFlags",
-                             "cuEventElapsedTime",
-                             "cuLaunchKernel",
-                             "cuStreamBeginCapture_v2",
-                             "cuStreamEndCapture",
-                             "cuGraphInstantiateWithFlags",
-                             "cuGraphLaunch"};
-  for (const char* function : functions) {
-    for (int nth = 1; nth < 200; ++nth) {
-      World world;
-      bool failed = false;
-      {
-        fake_cuda_fail(function, nth, 1);
-        std::vector<int32_t> x = {1, 2, 3, 4};
-        Open model(*test);
-        if (model.status() != EDGESDK_OK) {
-          CHECK(!model.error().empty());
-          failed = true;
-        }
-        for (int run = 0; !failed && run < 4; ++run) {
-          if (run == 2) model->SetProfiling(true);
-          CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
-          if (model->Run() == EDGESDK_OK) {
-            CheckOutput(model, MixedResult(x));
-          } else {
-            CHECK(model->last_error()[0] != '\0');
-            failed = true;
-          }
-        }
-      }
-      if (fake_cuda_calls(function) < nth) break;  // the failure was not reached
-    }
-  }
+  CheckAnyCallMayFail<World>(
+      {"cuInit",
+       "cuDriverGetVersion",
+       "cuDeviceGetCount",
+       "cuDeviceGet",
+       "cuDeviceGetName",
+       "cuDevicePrimaryCtxRetain",
+       "cuModuleLoadDataEx",
+       "cuModuleGetFunction",
+       "cuFuncGetAttribute",
+       "cuFuncLoad",
+       "cuMemAlloc_v2",
+       "cuMemHostAlloc",
+       "cuMemcpyHtoDAsync_v2",
+       "cuMemcpyDtoHAsync_v2",
+       "cuMemcpyDtoDAsync_v2",
+       "cuStreamCreate",
+       "cuStreamSynchronize",
+       "cuEventCreate",
+       "cuEventRecord",
+       "cuEventRecordWithFlags",
+       "cuEventElapsedTime",
+       "cuLaunchKernel",
+       "cuStreamBeginCapture_v2",
+       "cuStreamEndCapture",
+       "cuGraphInstantiateWithFlags",
+       "cuGraphLaunch"},
+      [](const char* function, int nth) { fake_cuda_fail(function, nth, 1); }, fake_cuda_calls);
 }
 
 TEST(a_kernel_that_fails_ends_the_handle) {
@@ -990,12 +776,12 @@ TEST(profiles_come_from_the_gpus_clock) {
   World world;
   std::unique_ptr<TestPlan> test = Mixed();
   Open model(*test);
-  std::vector<int32_t> x = {1, 2, 3, 4};
-  CheckRun(model, x, MixedResult(x));
+  Values x = {1, 2, 3, 4};
+  CheckMixedRun(model, x);
   model->SetProfiling(true);
-  for (int i = 0; i < 3; ++i) CheckRun(model, x, MixedResult(x));
-  const uint64_t wanted[] = {0, 5000, 7000, 1000, 0, 1000, 7000, 5000};
-  for (int32_t i = 0; i < 8; ++i) {
+  for (int i = 0; i < 3; ++i) CheckMixedRun(model, x);
+  const uint64_t wanted[] = {0, 5000, 1000, 7000, 5000, 7000, 1000, 0, 1000, 7000, 5000};
+  for (int32_t i = 0; i < 11; ++i) {
     edgesdk_layer_info layer = {};
     CHECK_EQ(model->LayerInfo(i, &layer), EDGESDK_OK);
     if (wanted[i] == 0) {  // of the CPU, by its clock
@@ -1006,11 +792,11 @@ TEST(profiles_come_from_the_gpus_clock) {
     CHECK(layer.last_ns + 1 >= wanted[i] && layer.last_ns <= wanted[i] + 1);
     CHECK(layer.total_ns + 3 >= 3 * wanted[i] && layer.total_ns <= 3 * wanted[i] + 3);
   }
-  // x to the GPU, y from it; z is the CPU's.
+  // x to the GPU, y and u from it; z is the CPU's.
   uint64_t transfer_ns = InfoOf(model).transfer_ns;
-  CHECK(transfer_ns + 2 >= 2000 && transfer_ns <= 2002);
+  CHECK(transfer_ns + 3 >= 3000 && transfer_ns <= 3003);
   model->SetProfiling(false);
-  CheckRun(model, x, MixedResult(x));
+  CheckMixedRun(model, x);
 }
 
 TEST(boards_share_their_memory_and_copy_nothing) {
@@ -1019,7 +805,7 @@ TEST(boards_share_their_memory_and_copy_nothing) {
   for (int capability : {53, 87}) {
     fake_cuda_settings()->capability = capability;
     std::unique_ptr<TestPlan> test = Simple();
-    test->images = {Image(Cubin(capability), kEdgertCubin, capability)};
+    test->images = {ImageOf(Cubin(capability), kEdgertCubin, capability)};
     test->Finish();
     DeviceBlock block;
     Open model(*test);
@@ -1048,13 +834,12 @@ TEST(a_mixed_model_on_a_board) {
   fake_cuda_settings()->integrated = 1;
   fake_cuda_settings()->capability = 53;
   std::unique_ptr<TestPlan> test = Mixed();
-  test->images = {Image(Cubin(53), kEdgertCubin, 53)};
+  test->images = {ImageOf(Cubin(53), kEdgertCubin, 53)};
   test->Finish();
   Open model(*test);
   for (int32_t i = 0; i < 3; ++i) {
-    std::vector<int32_t> x = {i, 2, 3, 4};
-    CheckRun(model, x, MixedResult(x));
-    CheckSecondOutput(model, x);
+    Values x = {i, 2, 3, 4};
+    CheckMixedRun(model, x);
   }
 }
 
@@ -1081,44 +866,26 @@ TEST(outputs_that_are_inputs_or_constants) {
     for (int32_t i = 0; i < 4; ++i) {
       const void* data = nullptr;
       CHECK_EQ(model->GetOutput(i, &data, nullptr), EDGESDK_OK);
-      CheckValues(data, i < 3 ? std::vector<int32_t>{first, 2, 3, 4}
-                              : std::vector<int32_t>{100, 200, 300, 400});
+      CheckValues(data, i < 3 ? Values{first, 2, 3, 4} : Values{100, 200, 300, 400});
     }
   }
 }
 
 TEST(tensors_of_no_bytes) {
   World world;
-  TestPlan test = DevicePlan();
-  test.inputs = {{"x", EDGESDK_INT32, 2, kNone, 0}};
-  test.outputs = {{"y", EDGESDK_INT32, 2, kNone, 0}};
-  test.tensors = {{kEdgertDeviceInput, kDLInt, 32, 2, 0, 0, 0, kNone},
-                  {kEdgertDeviceOutput, kDLInt, 32, 2, 0, 0, 0, kNone}};
-  test.device_arena_bytes = 0;
-  test.Step(nullptr, "copy", {0, 1});
-  test.Finish();
-  Open model(test);
-  CHECK_EQ(model->SetInput(0, nullptr, 0), EDGESDK_OK);
-  CHECK_EQ(model->Run(), EDGESDK_OK);
-  const void* data = nullptr;
-  CHECK_EQ(model->GetOutput(0, &data, nullptr), EDGESDK_OK);
-  CHECK(data != nullptr);
+  CheckTensorsOfNoBytes();
 }
 
 // The C API, with a library that was linked as real ones are.
 TEST(a_program_with_a_library_for_a_gpu) {
   World world;
-  edgesdk_options options = {};
-  options.struct_size = sizeof(options);
-  char reason[1280] = "";
-  options.error_buffer = reason;
-  options.error_buffer_size = sizeof(reason);
+  ProgramOptions options;
   options.device_index = 3;
   edgesdk_model* model = nullptr;
   CHECK_EQ(edgesdk_open_model_gpu(EDGESDK_ABI_VERSION, &options, &model),
            EDGESDK_ERROR_INVALID_ARGUMENT);
   CHECK(model == nullptr);
-  CHECK_TEXT(reason, "there is no GPU 3: the driver finds 1");
+  CHECK_TEXT(options.reason, "there is no GPU 3: the driver finds 1");
   // An older program's options end before the index.
   options.struct_size = offsetof(edgesdk_options, device_index);
   CHECK_EQ(edgesdk_open_model_gpu(EDGESDK_ABI_VERSION, &options, &model), EDGESDK_OK);
@@ -1127,14 +894,7 @@ TEST(a_program_with_a_library_for_a_gpu) {
   info.struct_size = sizeof(info);
   CHECK_EQ(edgesdk_model_device_info(model, &info), EDGESDK_OK);
   CHECK_TEXT(info.name, "Paper GPU");
-  void* own = nullptr;
-  CHECK_EQ(edgesdk_model_own_input(model, 0, &own, nullptr), EDGESDK_OK);
-  const int32_t x[] = {5, 6, 7, 8};
-  memcpy(own, x, kBytes);
-  CHECK_EQ(edgesdk_model_run(model), EDGESDK_OK);
-  const void* y = nullptr;
-  CHECK_EQ(edgesdk_model_get_output(model, 0, &y, nullptr), EDGESDK_OK);
-  CheckValues(y, {12, 16, 20, 24});
+  CheckProgramRun(model);
 
   DeviceBlock out;
   void* in = nullptr;
@@ -1154,7 +914,7 @@ TEST(a_program_with_a_library_for_a_gpu) {
 TEST(a_failure_on_the_cpu_leaves_nothing_in_the_queue) {
   World world;
   std::unique_ptr<TestPlan> test = Mixed();
-  test->steps[4].kernel = [](void*, const TVMFFIAny*, int32_t, TVMFFIAny*) { return -7; };
+  test->steps[7].kernel = [](void*, const TVMFFIAny*, int32_t, TVMFFIAny*) { return -7; };
   Open model(*test);
   alignas(64) int32_t x[] = {1, 2, 3, 4};
   CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
@@ -1165,5 +925,9 @@ TEST(a_failure_on_the_cpu_leaves_nothing_in_the_queue) {
 }
 
 }  // namespace
+
+const edgert_accelerator& the_accelerator = edgert_cuda;
+const edgert_image the_image = {kEdgertCubin, 90, reinterpret_cast<const uint8_t*>(kCubin),
+                                sizeof(kCubin)};
 
 int main(int argc, char** argv) { return check::Main(argc, argv); }

@@ -16,27 +16,20 @@
 #include <thread>
 #include <vector>
 
-#include "accelerator.h"
 #include "check.h"
-#include "executor.h"
+#include "device_plans.h"
 #include "fake_opencl/fake_opencl.h"
 #include "opencl_driver.h"
-#include "plan.h"
-#include "test_plan.h"
 
 extern "C" edgesdk_status edgesdk_open_model_opencl(uint32_t, const edgesdk_options*,
                                                     edgesdk_model**);
 
 namespace {
 
-using edgert::Executor;
 using edgert::opencl::Context;
 using edgert::opencl::Device;
 using edgert::opencl::Memory;
 using edgert::opencl::Queue;
-using Values = std::vector<int32_t>;
-
-constexpr uint64_t kBytes = 16;  // four int32, as all tensors here
 
 int32_t* At(const FakeClLaunch& launch, int argument) {
   return launch.bytes[argument] < kBytes ? nullptr
@@ -76,27 +69,11 @@ constexpr char kSource[] =
     "__kernel void shape() {}\n"
     "__kernel void crash(int* a, int* b) {}\n";
 
-edgert_image Image(const std::string& text) {
-  return {kEdgertOpenclSource, 0, reinterpret_cast<const uint8_t*>(text.c_str()), text.size() + 1};
-}
-const edgert_image kImage = {kEdgertOpenclSource, 0, reinterpret_cast<const uint8_t*>(kSource),
-                             sizeof(kSource)};
-
-const edgert_launch kAdd = {"add", {1, 1, 1}, {4, 1, 1}, 0};
-const edgert_launch kTwice = {"twice", {2, 1, 1}, {2, 1, 1}, 0};
-const edgert_launch kCrash = {"crash", {1, 1, 1}, {1, 1, 1}, 0};
+edgert_image Image(const std::string& text) { return ImageOf(text, kEdgertOpenclSource); }
 
 std::string FolderOf(const void* address) {
-  Dl_info where;
-  dladdr(address, &where);
-  std::string path = where.dli_fname;
+  std::string path = LibraryOf(address);
   return path.substr(0, path.rfind('/'));
-}
-
-std::string FakeLibrary() {
-  Dl_info where;
-  dladdr(reinterpret_cast<void*>(fake_cl_reset), &where);
-  return where.dli_fname;
 }
 
 // A folder of its own, removed at the end.
@@ -122,7 +99,7 @@ struct World {
     fake_cl_register({"twice", TwiceKernel, 2, 7000, 1024, 0});
     fake_cl_register({"shape", ShapeKernel, 0, 1, 256, 1024});
     fake_cl_register({"crash", CrashKernel, 2, 1, 1024, 0});
-    setenv("EDGESDK_OPENCL_LIBRARY", FakeLibrary().c_str(), 1);
+    setenv("EDGESDK_OPENCL_LIBRARY", LibraryOf(reinterpret_cast<void*>(fake_cl_reset)).c_str(), 1);
     setenv("EDGESDK_CACHE_DIR", cache.path.c_str(), 1);
     unsetenv("EDGESDK_OPENCL_DEVICE");
     unsetenv("EDGESDK_OPENCL_SYNC");
@@ -137,148 +114,6 @@ struct World {
 int Copies() {
   return fake_cl_calls("clEnqueueReadBuffer") + fake_cl_calls("clEnqueueWriteBuffer") +
          fake_cl_calls("clEnqueueCopyBuffer");
-}
-
-edgert_tensor Four(edgert_storage storage, uint32_t index, uint64_t offset) {
-  return {storage, kDLInt, 32, 1, index, offset, kBytes, kFour};
-}
-
-TestPlan DevicePlan() {
-  TestPlan test;
-  test.accelerator = &edgert_opencl;
-  test.images = {kImage};
-  test.device_arena_bytes = 128;
-  const int32_t weights[] = {100, 200, 300, 400};
-  memcpy(test.weights + 64, weights, sizeof(weights));
-  test.inputs = {{"x", EDGESDK_INT32, 1, kFour, kBytes}};
-  test.outputs = {{"y", EDGESDK_INT32, 1, kFour, kBytes}};
-  return test;
-}
-
-// y = 2 * (x + w), all on the device.
-std::unique_ptr<TestPlan> Simple() {
-  auto test = std::make_unique<TestPlan>(DevicePlan());
-  test->tensors = {Four(kEdgertDeviceInput, 0, 0), Four(kEdgertDeviceWeight, 0, 64),
-                   Four(kEdgertDeviceArena, 0, 64), Four(kEdgertDeviceOutput, 0, 0)};
-  test->Step(nullptr, "add_kernel", {0, 1, 2}, &kAdd);
-  test->Step(nullptr, "twice_kernel", {2, 3}, &kTwice);
-  test->Finish();
-  return test;
-}
-
-Values SimpleResult(const Values& x) {
-  return {2 * (x[0] + 100), 2 * (x[1] + 200), 2 * (x[2] + 300), 2 * (x[3] + 400)};
-}
-
-// On the CPU: out[i] = a[i] + 1000.
-int AddThousand(void*, const TVMFFIAny* args, int32_t, TVMFFIAny*) {
-  const DLTensor* a = static_cast<const DLTensor*>(args[0].v_ptr);
-  const DLTensor* out = static_cast<const DLTensor*>(args[1].v_ptr);
-  for (int i = 0; i < 4; ++i) {
-    static_cast<int32_t*>(out->data)[i] = static_cast<const int32_t*>(a->data)[i] + 1000;
-  }
-  return 0;
-}
-
-// y = 2 * (2 * (x + w) + 1000) + x and z = 2 * (x + 1000) + x: the middle on the CPU, which reads
-// x, too, and writes z's memory, which the device then reads and the CPU gives back.
-std::unique_ptr<TestPlan> Mixed() {
-  auto test = std::make_unique<TestPlan>(DevicePlan());
-  test->arena_bytes = 192;
-  test->device_arena_bytes = 384;
-  test->outputs.push_back({"z", EDGESDK_INT32, 1, kFour, kBytes});
-  test->outputs.push_back({"u", EDGESDK_INT32, 1, kFour, kBytes});
-  test->tensors = {Four(kEdgertDeviceInput, 0, 0),   Four(kEdgertDeviceWeight, 0, 64),
-                   Four(kEdgertDeviceArena, 0, 0),   Four(kEdgertDeviceArena, 0, 64),
-                   Four(kEdgertArena, 0, 64),        Four(kEdgertArena, 0, 128),
-                   Four(kEdgertDeviceArena, 0, 128), Four(kEdgertDeviceArena, 0, 192),
-                   Four(kEdgertDeviceOutput, 0, 0),  Four(kEdgertInput, 0, 0),
-                   Four(kEdgertOutput, 1, 0),        Four(kEdgertDeviceArena, 0, 256),
-                   Four(kEdgertDeviceArena, 0, 320), Four(kEdgertDeviceOutput, 2, 0)};
-  test->Step(AddThousand, "on_cpu_first", {9, 10});  // z = x + 1000
-  test->Step(nullptr, "add", {0, 1, 2}, &kAdd);
-  test->Step(nullptr, "copy", {10, 11});
-  test->Step(nullptr, "twice", {11, 12}, &kTwice);
-  test->Step(nullptr, "add", {12, 0, 13}, &kAdd);  // u = 2 z + x
-  test->Step(nullptr, "twice", {2, 3}, &kTwice);
-  test->Step(nullptr, "copy", {3, 4});
-  test->Step(AddThousand, "on_cpu", {4, 5});
-  test->Step(nullptr, "copy", {5, 6});
-  test->Step(nullptr, "twice", {6, 7}, &kTwice);
-  test->Step(nullptr, "add", {7, 0, 8}, &kAdd);
-  test->Finish();
-  return test;
-}
-
-class Open {
- public:
-  explicit Open(const TestPlan& test, edgert::DeviceOptions options = {}) {
-    status_ = Executor::Create(test.plan, 1, options, &executor_, error_, sizeof(error_));
-  }
-  ~Open() { Executor::Destroy(executor_); }
-  Open(const Open&) = delete;
-  Open& operator=(const Open&) = delete;
-  Executor* operator->() { return executor_; }
-  edgesdk_status status() const { return status_; }
-  std::string error() const { return error_; }
-
- private:
-  Executor* executor_ = nullptr;
-  edgesdk_status status_;
-  char error_[edgert::kErrorBytes] = "";
-};
-
-std::string OpenError(const TestPlan& test, edgesdk_status wanted,
-                      edgert::DeviceOptions options = {}) {
-  Open model(test, options);
-  CHECK_EQ(model.status(), wanted);
-  return model.error();
-}
-
-void CheckValues(const void* data, const Values& wanted) {
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    CHECK_EQ(static_cast<const int32_t*>(data)[i], wanted[i]);
-  }
-}
-
-void CheckOutput(Open& model, const Values& wanted, int index = 0) {
-  const void* data = nullptr;
-  CHECK_EQ(model->GetOutput(index, &data, nullptr), EDGESDK_OK);
-  if (data != nullptr) CheckValues(data, wanted);
-}
-
-// Runs the model on x from the host and checks the output there.
-void CheckRun(Open& model, const Values& x, const Values& wanted) {
-  CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
-  edgesdk_status status = model->Run();
-  CHECK_EQ(status, EDGESDK_OK);
-  if (status != EDGESDK_OK) CHECK_TEXT(model->last_error(), "");
-  CheckOutput(model, wanted);
-}
-
-void CheckMixed(Open& model, const Values& x) {
-  Values y = SimpleResult(x);
-  Values z, u;
-  for (size_t i = 0; i < 4; ++i) {
-    y[i] = 2 * (y[i] + 1000) + x[i];
-    z.push_back(x[i] + 1000);
-    u.push_back(2 * z[i] + x[i]);
-  }
-  CheckOutput(model, y, 0);
-  CheckOutput(model, z, 1);
-  CheckOutput(model, u, 2);
-}
-
-edgesdk_device_info InfoOf(Open& model) {
-  edgesdk_device_info info = {};
-  info.struct_size = sizeof(info);
-  CHECK_EQ(model->DeviceInfo(&info), EDGESDK_OK);
-  return info;
-}
-
-template <typename T>
-T Symbol(const char* name) {
-  return reinterpret_cast<T>(dlsym(RTLD_DEFAULT, name));
 }
 
 // A queue of the program's own, with its context and a buffer there.
@@ -338,10 +173,10 @@ TEST(a_driver_that_cannot_be_loaded) {
              "no OpenCL: cannot use libm.so.6 (has no clGetPlatformIDs), as "
              "EDGESDK_OPENCL_LIBRARY says" +
                  advice);
-  setenv("EDGESDK_OPENCL_LIBRARY", FakeLibrary().c_str(), 1);
+  setenv("EDGESDK_OPENCL_LIBRARY", LibraryOf(reinterpret_cast<void*>(fake_cl_reset)).c_str(), 1);
   fake_cl_settings()->no_platforms = true;
   CHECK_TEXT(OpenError(*test, EDGESDK_ERROR_DEVICE),
-             "no OpenCL: cannot use " + FakeLibrary() +
+             "no OpenCL: cannot use " + LibraryOf(reinterpret_cast<void*>(fake_cl_reset)) +
                  " (knows no driver: is one listed in /etc/OpenCL/vendors?), as "
                  "EDGESDK_OPENCL_LIBRARY says" +
                  advice);
@@ -447,9 +282,7 @@ TEST(steps_of_cpu_and_gpu_take_turns) {
     CHECK_EQ(InfoOf(model).unified_memory, static_cast<int32_t>(unified));
     for (int32_t first : {1, -50, 7}) {
       Values x = {first, 2, 3, 4};
-      CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
-      CHECK_EQ(model->Run(), EDGESDK_OK);
-      CheckMixed(model, x);
+      CheckMixedRun(model, x);
     }
   }
 }
@@ -477,10 +310,7 @@ TEST(a_driver_that_maps_elsewhere_each_time_copies) {
   std::unique_ptr<TestPlan> test = Mixed();
   Open model(*test);
   CHECK_EQ(InfoOf(model).unified_memory, 0);
-  Values x = {1, 2, 3, 4};
-  CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
-  CHECK_EQ(model->Run(), EDGESDK_OK);
-  CheckMixed(model, x);
+  CheckMixedRun(model, {1, 2, 3, 4});
 }
 
 TEST(a_driver_that_begins_to_move_memory_later) {
@@ -563,20 +393,7 @@ TEST(handles_share_code_and_weights) {
 TEST(threads_with_a_handle_each) {
   World world;
   fake_cl_settings()->unified = 1;
-  std::unique_ptr<TestPlan> test = Simple();
-  std::vector<std::thread> threads;
-  for (int32_t number = 0; number < 4; ++number) {
-    threads.emplace_back([&test, number] {
-      for (int32_t i = 0; i < 10; ++i) {
-        Open model(*test);
-        CHECK_TEXT(model.error(), "");
-        if (model.status() != EDGESDK_OK) return;
-        Values x = {number, i, 3, 4};
-        for (int k = 0; k < 3; ++k) CheckRun(model, x, SimpleResult(x));
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  CheckThreadsWithAHandleEach();
 }
 
 // What a new handle, with no other open, says about its code.
@@ -719,19 +536,6 @@ TEST(a_kernel_that_is_not_in_the_code) {
              "missing: invalid kernel name (OpenCL error -46)");
 }
 
-std::string LaunchError(const edgert_launch& launch) {
-  TestPlan test = DevicePlan();
-  test.Step(nullptr, "shape", {}, &launch);
-  test.Finish();
-  Open model(test);
-  if (model.status() == EDGESDK_OK) {
-    alignas(64) int32_t x[4] = {0};
-    CHECK_EQ(model->SetInput(0, x, kBytes), EDGESDK_OK);
-    CHECK_EQ(model->Run(), EDGESDK_OK);
-  }
-  return model.error();
-}
-
 // "shape" has 1024 bytes of local memory and registers for groups of 256.
 TEST(launches_are_checked_against_the_device) {
   World world;
@@ -781,64 +585,38 @@ TEST(no_memory_on_the_device) {
              "size (OpenCL error -61)");
 }
 
-// Whatever fails, at whichever call: a status with a text, wrong values never, nothing left over.
+struct UnifiedWorld : World {
+  UnifiedWorld() { fake_cl_settings()->unified = 1; }
+};
+
+void Fail(const char* function, int nth) { fake_cl_fail(function, nth, -30); }
+
 TEST(any_call_may_fail) {
-  std::unique_ptr<TestPlan> test = Mixed();
-  const char* functions[] = {"clGetPlatformIDs",
-                             "clGetDeviceIDs",
-                             "clGetDeviceInfo",
-                             "clGetPlatformInfo",
-                             "clCreateContext",
-                             "clCreateCommandQueue",
-                             "clCreateBuffer",
-                             "clCreateSubBuffer",
-                             "clCreateProgramWithSource",
-                             "clBuildProgram",
-                             "clGetProgramInfo",
-                             "clCreateKernel",
-                             "clSetKernelArg",
-                             "clGetKernelWorkGroupInfo",
-                             "clEnqueueNDRangeKernel",
-                             "clEnqueueReadBuffer",
-                             "clEnqueueWriteBuffer",
-                             "clEnqueueCopyBuffer",
-                             "clEnqueueMapBuffer",
-                             "clEnqueueUnmapMemObject",
-                             "clFlush",
-                             "clFinish",
-                             "clGetEventProfilingInfo"};
-  for (uint32_t unified : {0, 1}) {
-    for (const char* function : functions) {
-      for (int nth = 1; nth < 200; ++nth) {
-        World world;
-        fake_cl_settings()->unified = unified;
-        bool failed = false;
-        int calls = 0;
-        {
-          fake_cl_fail(function, nth, -30);
-          Values x = {1, 2, 3, 4};
-          Open model(*test);
-          if (model.status() != EDGESDK_OK) {
-            CHECK(!model.error().empty());
-            failed = true;
-          }
-          for (int run = 0; !failed && run < 3; ++run) {
-            if (run == 1) model->SetProfiling(true);
-            CHECK_EQ(model->SetInput(0, x.data(), kBytes), EDGESDK_OK);
-            if (model->Run() == EDGESDK_OK) {
-              CheckMixed(model, x);
-            } else {
-              CHECK(model->last_error()[0] != '\0');
-              failed = true;
-            }
-          }
-          calls = fake_cl_calls(function);
-          fake_cl_fail(function, -1, 0);  // closing is not looked at
-        }
-        if (calls < nth) break;  // the failure was not reached
-      }
-    }
-  }
+  const std::vector<const char*> functions = {"clGetPlatformIDs",
+                                              "clGetDeviceIDs",
+                                              "clGetDeviceInfo",
+                                              "clGetPlatformInfo",
+                                              "clCreateContext",
+                                              "clCreateCommandQueue",
+                                              "clCreateBuffer",
+                                              "clCreateSubBuffer",
+                                              "clCreateProgramWithSource",
+                                              "clBuildProgram",
+                                              "clGetProgramInfo",
+                                              "clCreateKernel",
+                                              "clSetKernelArg",
+                                              "clGetKernelWorkGroupInfo",
+                                              "clEnqueueNDRangeKernel",
+                                              "clEnqueueReadBuffer",
+                                              "clEnqueueWriteBuffer",
+                                              "clEnqueueCopyBuffer",
+                                              "clEnqueueMapBuffer",
+                                              "clEnqueueUnmapMemObject",
+                                              "clFlush",
+                                              "clFinish",
+                                              "clGetEventProfilingInfo"};
+  CheckAnyCallMayFail<World>(functions, Fail, fake_cl_calls);
+  CheckAnyCallMayFail<UnifiedWorld>(functions, Fail, fake_cl_calls);
 }
 
 TEST(a_kernel_that_fails_ends_the_handle) {
@@ -884,20 +662,7 @@ TEST(times_are_the_devices) {
 
 TEST(tensors_of_no_bytes) {
   World world;
-  TestPlan test = DevicePlan();
-  test.inputs = {{"x", EDGESDK_INT32, 2, kNone, 0}};
-  test.outputs = {{"y", EDGESDK_INT32, 2, kNone, 0}};
-  test.tensors = {{kEdgertDeviceInput, kDLInt, 32, 2, 0, 0, 0, kNone},
-                  {kEdgertDeviceOutput, kDLInt, 32, 2, 0, 0, 0, kNone}};
-  test.device_arena_bytes = 0;
-  test.Step(nullptr, "copy", {0, 1});
-  test.Finish();
-  Open model(test);
-  CHECK_EQ(model->SetInput(0, nullptr, 0), EDGESDK_OK);
-  CHECK_EQ(model->Run(), EDGESDK_OK);
-  const void* data = nullptr;
-  CHECK_EQ(model->GetOutput(0, &data, nullptr), EDGESDK_OK);
-  CHECK(data != nullptr);
+  CheckTensorsOfNoBytes();
 }
 
 TEST(a_forked_child_is_refused) {
@@ -929,17 +694,13 @@ TEST(a_forked_child_is_refused) {
 TEST(a_program_with_a_library_for_opencl) {
   World world;
   Folder chosen;
-  edgesdk_options options = {};
-  options.struct_size = sizeof(options);
-  char reason[1280] = "";
-  options.error_buffer = reason;
-  options.error_buffer_size = sizeof(reason);
+  ProgramOptions options;
   options.device_index = 3;
   options.cache_folder = chosen.path.c_str();
   edgesdk_model* model = nullptr;
   CHECK_EQ(edgesdk_open_model_opencl(EDGESDK_ABI_VERSION, &options, &model),
            EDGESDK_ERROR_INVALID_ARGUMENT);
-  CHECK_TEXT(reason, "there is no device 3: OpenCL finds 'Paper GPU 0', 'Paper CPU 0'");
+  CHECK_TEXT(options.reason, "there is no device 3: OpenCL finds 'Paper GPU 0', 'Paper CPU 0'");
   // Options of a program whose header had no folder: it is not read.
   options.device_index = 1;
   options.struct_size = offsetof(edgesdk_options, cache_folder);
@@ -951,22 +712,19 @@ TEST(a_program_with_a_library_for_opencl) {
   CHECK_EQ(std::string(info.code_cache).rfind(world.cache.path, 0), 0u);
   edgesdk_model_close(model);
   options.device_index = 0;
-  options.struct_size = sizeof(options);
+  options.struct_size = sizeof(edgesdk_options);
   CHECK_EQ(edgesdk_open_model_opencl(EDGESDK_ABI_VERSION, &options, &model), EDGESDK_OK);
   CHECK_EQ(edgesdk_model_device_info(model, &info), EDGESDK_OK);
   CHECK_TEXT(info.name, "Paper GPU 0");
   CHECK_EQ(std::string(info.code_cache).rfind(chosen.path, 0), 0u);
-  void* own = nullptr;
-  CHECK_EQ(edgesdk_model_own_input(model, 0, &own, nullptr), EDGESDK_OK);
-  const int32_t x[] = {5, 6, 7, 8};
-  memcpy(own, x, kBytes);
-  CHECK_EQ(edgesdk_model_run(model), EDGESDK_OK);
-  const void* y = nullptr;
-  CHECK_EQ(edgesdk_model_get_output(model, 0, &y, nullptr), EDGESDK_OK);
-  CheckValues(y, {12, 16, 20, 24});
+  CheckProgramRun(model);
   edgesdk_model_close(model);
 }
 
 }  // namespace
+
+const edgert_accelerator& the_accelerator = edgert_opencl;
+const edgert_image the_image = {kEdgertOpenclSource, 0, reinterpret_cast<const uint8_t*>(kSource),
+                                sizeof(kSource)};
 
 int main(int argc, char** argv) { return check::Main(argc, argv); }
