@@ -1,8 +1,9 @@
 """Measures many tilings of convolutions and products on the GPU of this machine.
 
     python benchmarks/cuda/calibrate.py --tilings 40 --output timings.json
+    python benchmarks/cuda/calibrate.py --products tf32 --output timings.json
 
-The defaults of the GPU template are chosen by a formula whose constants were fitted to such
+The defaults of the GPU templates are chosen by formulas whose constants were fitted to such
 measurements (fit.py). Needs an NVIDIA GPU with its driver, TVM, and a CUDA compiler.
 """
 
@@ -44,12 +45,17 @@ _LAUNCHES = 20
 _ROUNDS = 7
 
 
-def function_of(shape: tuple[int, ...]) -> tuple[Any, list[int]]:
+# What multiplies -> the type of the data.
+PRODUCTS = {"fp32": "float32", "tf32": "float32", "fp16": "float16"}
+
+
+def function_of(shape: tuple[int, ...], products: str) -> tuple[Any, list[int]]:
     """The convolution of `shape` with bias and ReLU, and the bytes of its parameters."""
-    from tvm import te
+    import numpy as np
+    from tvm import te, tirx
 
     from edgesdk.schedules.conv2d import Conv2d
-    from edgesdk.schedules.gpu import gemm
+    from edgesdk.schedules.gpu import gemm, tensor_cores
 
     channels, outputs, size, window, stride = shape
     pad = window // 2
@@ -66,19 +72,28 @@ def function_of(shape: tuple[int, ...]) -> tuple[Any, list[int]]:
     )
     plain = channels < gemm.VECTOR
     data = (1, channels, size, size) if plain else (1, -(-channels // 4), size * size, 4)
-    terms = gemm.rounded_terms(window * window * (channels if plain else -(-channels // 4) * 4))
-    x = te.placeholder(data, name="x")
-    w = te.placeholder((1, terms // 4, 4, -(-outputs // 4) * 4), name="w")
-    b = te.placeholder((1, -(-outputs // 4), 1, 4), name="b")
-    y = gemm.conv2d(x, w, config)
-    z = te.compute(y.shape, lambda n, o, p, c: te.max(y[n, o, p, c] + b[n, o, 0, c], 0.0), name="z")
+    dtype = PRODUCTS[products]
+    x = te.placeholder(data, dtype, name="x")
+    weight = np.zeros((outputs, channels, window, window), dtype)
+    if products == "fp32":
+        packed, conv2d = gemm.pack_conv2d(weight, config, plain=plain), gemm.conv2d
+    else:
+        packed, conv2d = tensor_cores.pack_conv2d(weight, plain=plain), tensor_cores.conv2d
+    w = te.placeholder(packed.shape, dtype, name="w")
+    b = te.placeholder((1, -(-outputs // 4), 1, 4), dtype, name="b")
+    y = conv2d(x, w, config)
+    zero = tirx.const(0, dtype)
+    z = te.compute(
+        y.shape, lambda n, o, p, c: te.max(y[n, o, p, c] + b[n, o, 0, c], zero), name="z"
+    )
     parameters = [x, w, b, z]
-    return te.create_prim_func(parameters), [4 * math.prod(map(int, p.shape)) for p in parameters]
+    sizes = [np.dtype(dtype).itemsize * math.prod(map(int, p.shape)) for p in parameters]
+    return te.create_prim_func(parameters), sizes
 
 
-def build(job: tuple[int, tuple[int, ...], dict[str, int] | None, str]) -> dict[str, Any]:
+def build(job: tuple[int, tuple[int, ...], dict[str, int] | None, str, str]) -> dict[str, Any]:
     """One tiling (None: the default) to a cubin and its launches."""
-    index, shape, knobs, target_name = job
+    index, shape, knobs, target_name, products = job
     result: dict[str, Any] = {"index": index, "shape": shape, "knobs": knobs, "default": not knobs}
     try:
         import tvm
@@ -88,10 +103,10 @@ def build(job: tuple[int, tuple[int, ...], dict[str, int] | None, str]) -> dict[
         from edgesdk.schedules import apply_candidate, kernel_space
 
         profile = load_target(target_name)
-        function, sizes = function_of(shape)
+        function, sizes = function_of(shape, products)
         space = kernel_space(function, profile)
         knobs = knobs or space.default
-        result["problem"] = dataclasses.astuple(problem_of(shape))
+        result["problem"] = dataclasses.astuple(problem_of(shape, products))
         scheduled = apply_candidate(function, profile, space.candidate(knobs))
         code = device_code.generate({"k": scheduled}, tvm.target.Target(profile.tvm))
         image = cuda.compile_images(code.source, profile.gpu)[0]
@@ -176,25 +191,26 @@ class Gpu:
         return sorted(times)[len(times) // 2]
 
 
-def tilings(shape: tuple[int, ...], count: int, target_name: str, rng: random.Random) -> list[Any]:
+def tilings(
+    shape: tuple[int, ...], count: int, target_name: str, products: str, rng: random.Random
+) -> list[Any]:
     from edgesdk.profiles import load_target
-    from edgesdk.schedules.gpu import gemm
 
+    template = template_of(products)
     gpu = load_target(target_name).gpu
     assert gpu is not None
-    problem = problem_of(shape)
-    space = gemm.space_of(problem, gpu)
+    problem = problem_of(shape, products)
+    space = template.space_of(problem, gpu)
     found: list[Any] = [None]
     seen = set()
     for _ in range(count * 500):
         knobs = {name: rng.choice(values) for name, values in space.items()}
-        threads = knobs["threads_p"] * knobs["threads_o"]
         key = tuple(knobs.values())
-        if not 64 <= threads <= 256 or knobs["pixels"] * knobs["blocks"] < 4 or key in seen:
+        if key in seen or not plausible(knobs):
             continue
         seen.add(key)
         try:
-            gemm.check(knobs, problem, gpu)
+            template.check(knobs, problem, gpu)
         except ValueError:
             continue
         found.append(knobs)
@@ -203,19 +219,32 @@ def tilings(shape: tuple[int, ...], count: int, target_name: str, rng: random.Ra
     return found
 
 
-def problem_of(shape: tuple[int, ...]) -> Any:
+def plausible(knobs: dict[str, int]) -> bool:
+    if "warps_p" in knobs:
+        return knobs["warps_p"] * knobs["warps_o"] <= 8
+    threads = knobs["threads_p"] * knobs["threads_o"]
+    return 64 <= threads <= 256 and knobs["pixels"] * knobs["blocks"] >= 4
+
+
+def template_of(products: str) -> Any:
+    """The module of the template."""
+    from edgesdk.schedules.gpu import gemm, tensor_cores
+
+    return gemm if products == "fp32" else tensor_cores
+
+
+def problem_of(shape: tuple[int, ...], products: str) -> Any:
     import tvm
     from tvm.s_tir import Schedule
 
-    from edgesdk.schedules.gpu import gemm
-
-    sch = Schedule(tvm.IRModule({"main": function_of(shape)[0]}))
-    return gemm.problem_of(sch, sch.get_sblock("product"))
+    sch = Schedule(tvm.IRModule({"main": function_of(shape, products)[0]}))
+    return template_of(products).problem_of(sch, sch.get_sblock("product"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tilings", type=int, default=40)
+    parser.add_argument("--products", choices=PRODUCTS, default="fp32", help="what multiplies")
     parser.add_argument("--target", default="cuda-sm_90")
     parser.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--limit-s", type=float, default=400.0)
@@ -224,11 +253,14 @@ def main() -> None:
     rng = random.Random(0)
     start = time.monotonic()
     jobs = []
-    per_shape = {s: tilings(s, options.tilings, options.target, rng) for s in SHAPES}
+    per_shape = {
+        shape: tilings(shape, options.tilings, options.target, options.products, rng)
+        for shape in SHAPES
+    }
     for turn in range(options.tilings + 1):  # all shapes get some, should the time run out
         for shape, found in per_shape.items():
             if turn < len(found):
-                jobs.append((len(jobs), shape, found[turn], options.target))
+                jobs.append((len(jobs), shape, found[turn], options.target, options.products))
     print(f"{len(jobs)} tilings", flush=True)
     context = multiprocessing.get_context("spawn")
     results = []

@@ -1,6 +1,7 @@
-"""Fits the constants of the GPU template's cost formula to what calibrate.py measured.
+"""Fits the constants of a GPU template's cost formula to what calibrate.py measured.
 
     python benchmarks/cuda/fit.py timings.json --rounds 1500
+    python benchmarks/cuda/fit.py --products tf32 tf32.json fp16.json
 
 Random steps from the present constants; a step is kept if the loss falls: the spread of the
 logarithm of estimate over measurement, and, more important, how much slower the tiling of least
@@ -22,11 +23,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from edgesdk.profiles import load_target
-from edgesdk.schedules.gpu import gemm
+from edgesdk.schedules.gpu import gemm, tensor_cores
 
 _CYCLES_PER_US = 1980.0  # of an H200 at its highest clock
 
-Layer = tuple[gemm.Problem, list[dict[str, Any]]]
+Layer = tuple[Any, list[dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Fit:
         return 0.5 * self.spread + 0.2 * abs(self.bias) + 2 * math.log(self.loss_of_choice)
 
 
-def fit_of(layers: list[Layer], gpu: Any, constants: gemm.CostConstants) -> Fit:
+def fit_of(layers: list[Layer], gpu: Any, template: Any, constants: Any) -> Fit:
     logs, choices = [], []
     for problem, tilings in layers:
-        costs = [gemm.cost_of(t["knobs"], problem, gpu, constants) for t in tilings]
+        costs = [template.cost_of(t["knobs"], problem, gpu, constants) for t in tilings]
         times = [t["us"] for t in tilings]
         logs += [math.log(c / _CYCLES_PER_US / t) for c, t in zip(costs, times, strict=True)]
         choices.append(times[costs.index(min(costs))] / min(times))
@@ -58,20 +59,23 @@ def fit_of(layers: list[Layer], gpu: Any, constants: gemm.CostConstants) -> Fit:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("timings", type=Path)
+    parser.add_argument("timings", type=Path, nargs="+")
+    parser.add_argument("--products", choices=("fp32", "tf32", "fp16"), default="fp32")
     parser.add_argument("--target", default="cuda-sm_90")
     parser.add_argument("--rounds", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     gpu = load_target(options.target).gpu
-    by_layer: dict[tuple[int, ...], list[dict[str, Any]]] = {}
-    for result in json.loads(options.timings.read_text(encoding="utf-8")):
-        if "us" in result:
-            by_layer.setdefault(tuple(result["problem"]), []).append(result)
-    layers = [(gemm.Problem(*key), found) for key, found in by_layer.items()]
+    template: Any = gemm if options.products == "fp32" else tensor_cores
+    by_layer: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for path in options.timings:
+        for result in json.loads(path.read_text(encoding="utf-8")):
+            if "us" in result:
+                by_layer.setdefault(tuple(result["problem"]), []).append(result)
+    layers = [(template.Problem(*key), found) for key, found in by_layer.items()]
     rng = random.Random(options.seed)
-    constants = gemm.FITTED
-    best = fit_of(layers, gpu, constants)
+    constants = template.FITTED
+    best = fit_of(layers, gpu, template, constants)
     print(f"{sum(len(t) for _, t in layers)} tilings of {len(layers)} problems, before: {best}")
     names = [field.name for field in dataclasses.fields(constants)]
     for _ in range(options.rounds):
@@ -82,7 +86,7 @@ def main() -> None:
         if changes.get("whole_rounds", 0) > 1:
             continue
         tried = dataclasses.replace(constants, **changes)
-        found = fit_of(layers, gpu, tried)
+        found = fit_of(layers, gpu, template, tried)
         if found.loss < best.loss:
             constants, best = tried, found
     print(f"after: {best}\n{constants}")

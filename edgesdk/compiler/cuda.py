@@ -27,6 +27,7 @@ from edgesdk.errors import CompileError, ToolMissingError
 from edgesdk.proc import run_command
 from edgesdk.profiles import GpuInfo
 from edgesdk.resources import cache_folder
+from edgesdk.schedules.gpu import warp_products
 
 _COMPILE_LIMIT_S = 900.0
 _TOOL_LIMIT_S = 60.0
@@ -71,6 +72,62 @@ typedef unsigned long long uint64_t;
 #define CUDART_NAN __longlong_as_double(0x7fffffffffffffffll)
 """
 
+# Half precision as TVM writes it. Each operation is done in floats and rounded, which for these
+# gives what an instruction for halves would (float has more than twice its bits).
+_HALF = """\
+struct half {
+  uint16_t bits;
+  half() = default;
+  template <class T> __device__ __forceinline__ explicit half(T value) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(static_cast<float>(value)));
+  }
+  template <class T> __device__ __forceinline__ explicit operator T() const {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return static_cast<T>(value);
+  }
+};
+struct __align__(4) half2 { half x, y; };
+struct __align__(8) half4 { half x, y, z, w; };
+__device__ __forceinline__ half2 make_half2(half x, half y) { return {x, y}; }
+__device__ __forceinline__ half4 make_half4(half x, half y, half z, half w) {
+  return {x, y, z, w};
+}
+__device__ __forceinline__ half __float2half_rn(float value) { return half(value); }
+__device__ __forceinline__ half __float2half(float value) { return half(value); }
+__device__ __forceinline__ float __half2float(half value) { return float(value); }
+__device__ __forceinline__ half operator-(half a) { return half(-float(a)); }
+#define EDGESDK_BINARY(name, expression) \\
+  __device__ __forceinline__ half name(half x, half y) { \\
+    const float a = float(x), b = float(y); \\
+    return half(expression); \\
+  }
+EDGESDK_BINARY(operator+, a + b)
+EDGESDK_BINARY(operator-, a - b)
+EDGESDK_BINARY(operator*, a * b)
+EDGESDK_BINARY(operator/, a / b)
+EDGESDK_BINARY(max, a > b ? a : b)
+EDGESDK_BINARY(min, a < b ? a : b)
+EDGESDK_BINARY(hpow, powf(a, b))
+EDGESDK_BINARY(fmod, fmodf(a, b))
+#undef EDGESDK_BINARY
+#define EDGESDK_COMPARE(sign) \\
+  __device__ __forceinline__ bool operator sign(half a, half b) { return float(a) sign float(b); }
+EDGESDK_COMPARE(<) EDGESDK_COMPARE(<=) EDGESDK_COMPARE(>) EDGESDK_COMPARE(>=)
+EDGESDK_COMPARE(==) EDGESDK_COMPARE(!=)
+#undef EDGESDK_COMPARE
+#define EDGESDK_UNARY(name, function) \\
+  __device__ __forceinline__ half name(half x) { return half(function(float(x))); }
+EDGESDK_UNARY(hexp, expf) EDGESDK_UNARY(hexp2, exp2f) EDGESDK_UNARY(hlog, logf)
+EDGESDK_UNARY(hlog2, log2f) EDGESDK_UNARY(hlog10, log10f) EDGESDK_UNARY(hsqrt, sqrtf)
+EDGESDK_UNARY(hrsqrt, rsqrtf) EDGESDK_UNARY(htanh, tanhf) EDGESDK_UNARY(hsin, sinf)
+EDGESDK_UNARY(hcos, cosf) EDGESDK_UNARY(htan, tanf) EDGESDK_UNARY(hatan, atanf)
+EDGESDK_UNARY(herf, erff) EDGESDK_UNARY(hfloor, floorf) EDGESDK_UNARY(hceil, ceilf)
+EDGESDK_UNARY(htrunc, truncf) EDGESDK_UNARY(hrint, rintf) EDGESDK_UNARY(hround, roundf)
+EDGESDK_UNARY(__habs, fabsf) EDGESDK_UNARY(habs, fabsf)
+#undef EDGESDK_UNARY
+"""
+
 
 _Format = Literal["cubin", "ptx"]
 
@@ -90,14 +147,14 @@ class KernelResources:
 @dataclass(frozen=True)
 class Image:
     """Device code for one architecture (10 * major + minor); `resources` is empty for PTX, and for
-    OpenCL C, which fits all.
+    source text, which fits all.
 
     `driver` is the CUDA version from which on a driver takes it: machine code made by one release
     runs with every driver of its major version, PTX needs a driver as new as the compiler (CUDA
     Compatibility, "Minor Version Compatibility").
     """
 
-    format: Literal["cubin", "ptx", "opencl"]
+    format: Literal["cubin", "ptx", "opencl", "metal"]
     architecture: int
     data: bytes
     resources: tuple[KernelResources, ...]
@@ -126,7 +183,13 @@ def compile_images(source: str, gpu: GpuInfo, *, keep: bool = True) -> tuple[Ima
     Unless `keep` is False, results are kept in the user's cache folder. Raises ToolMissingError if
     no installed compiler knows an architecture, CompileError with its first error.
     """
-    body = _PRELUDE + source[_start_of_code(source) :]
+    code = source[_start_of_code(source) :]
+    body = _PRELUDE
+    if re.search(r"\bhalf[24]?\b", code):
+        body += _HALF
+    if warp_products.MULTIPLY in code:
+        body += warp_products.SOURCE
+    body += code
     compile_one = _kept if keep else _compiled
     return tuple(
         compile_one(body, format, architecture, _compiler_for(format, architecture, gpu))

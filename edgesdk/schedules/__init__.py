@@ -14,7 +14,7 @@ from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8, generic, pool, winograd
 from edgesdk.schedules.casts import drop_round_trips
 from edgesdk.schedules.features import floor_cycles, kernel_facts
-from edgesdk.schedules.gpu import gemm, gemm_registers
+from edgesdk.schedules.gpu import gemm, gemm_registers, tensor_cores
 from edgesdk.schedules.gpu import generic as gpu_generic
 from edgesdk.schedules.template import Knobs, Space, Template
 
@@ -29,7 +29,9 @@ _CPU_TEMPLATES: dict[str, Template] = {
     for module in (conv2d, conv2d_int8, dense, dense_int8, pool, winograd)
     for template in module.TEMPLATES
 }
-_GPU_TEMPLATES: dict[str, Template] = {template.name: template for template in gemm.TEMPLATES}
+_GPU_TEMPLATES: dict[str, Template] = {
+    template.name: template for template in (*gemm.TEMPLATES, tensor_cores.TEMPLATE)
+}
 # The same blocks on GPUs without shared memory.
 _REGISTER_TEMPLATES: dict[str, Template] = {gemm.GEMM: gemm_registers.TEMPLATE}
 
@@ -64,6 +66,16 @@ class KernelSpace:
     template: str
     knobs: Space
     default: Knobs
+    check: Callable[[Knobs], None] | None = None  # see `Template.checker`
+
+    def allows(self, knobs: Knobs) -> bool:
+        """Whether nothing is known against a combination of the knobs' values."""
+        try:
+            if self.check is not None:
+                self.check(knobs)
+        except ValueError:
+            return False
+        return True
 
     @property
     def size(self) -> int:
@@ -114,7 +126,10 @@ def kernel_space(function: Any, profile: TargetProfile) -> KernelSpace:
         )
     template, sch, block = found
     return KernelSpace(
-        template.name, template.space(sch, block, profile), template.default(sch, block, profile)
+        template.name,
+        template.space(sch, block, profile),
+        template.default(sch, block, profile),
+        None if template.checker is None else template.checker(sch, block, profile),
     )
 
 

@@ -23,9 +23,13 @@ class Template:
     `space(sch, block, profile)` gives the values of each knob, `default(sch, block, profile)` one
     decision among them; both only read. `apply(sch, block, profile, knobs)` schedules the kernel
     and raises ValueError or TVM's ScheduleError if the knobs do not fit.
+
+    Where many combinations of knobs do not, `checker(sch, block, profile)` gives the function that
+    raises ValueError for them without scheduling anything.
     """
 
     name: str
     space: Callable[[Any, Any, TargetProfile], Space]
     default: Callable[[Any, Any, TargetProfile], Knobs]
     apply: Callable[[Any, Any, TargetProfile, Knobs], None]
+    checker: Callable[[Any, Any, TargetProfile], Callable[[Knobs], None]] | None = None

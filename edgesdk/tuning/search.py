@@ -37,6 +37,7 @@ HOPE = 0.3
 DISAPPOINTMENT = 0.5
 # Spaces up to this size are ranked as a whole.
 _MAX_POOL = 2048
+_MAX_DRAWN = 16 * _MAX_POOL  # of which some do not fit
 _GENERATIONS = 4
 _PARENTS = 64
 _MAX_EXTENTS = 8
@@ -73,7 +74,7 @@ class TaskSearch:
         """Whether there is nothing left to try."""
         if self.tuner == "replay":
             return not self._first()
-        return len(self.costs_s) >= self.task.space.size
+        return next(self._all(), None) is None
 
     def add(self, candidate: Candidate, cost_s: float | None) -> None:
         """Takes in a trial's result: seconds per call, or None if it failed."""
@@ -133,29 +134,33 @@ class TaskSearch:
             scores = model.predict(self.task, population)
             parents = elite + _best(population, scores, _PARENTS)
             children = {canonical(c): c for c in parents}
-            while len(children) < len(parents) + _MAX_POOL // _GENERATIONS:
+            wanted = len(parents) + _MAX_POOL // _GENERATIONS
+            for _ in range(_MAX_POOL):  # many are alike or do not fit
+                if len(children) >= wanted:
+                    break
                 one, other = self._draw.choice(parents), self._draw.choice(parents)
                 knobs = {
                     name: self._draw.choice((one, other))["knobs"][name] for name in space.knobs
                 }
                 mutated = self._draw.choice(sorted(space.knobs))
                 knobs[mutated] = self._draw.choice(space.knobs[mutated])
-                child = space.candidate(knobs)
-                children[canonical(child)] = child
+                if space.allows(knobs):
+                    child = space.candidate(knobs)
+                    children[canonical(child)] = child
             population = [c for text, c in children.items() if text not in self.costs_s]
         return population
 
     def _pool(self) -> list[Candidate]:
-        """Candidates that were not tried, shuffled; a random part of them if they are very many."""
+        """Candidates that were not tried and may fit, shuffled; some of them if there are many."""
         space = self.task.space
         if space.size <= _MAX_POOL:
             pool = list(self._all())
         else:
             drawn = (
-                space.candidate({k: self._draw.choice(v) for k, v in space.knobs.items()})
-                for _ in range(_MAX_POOL)
+                {k: self._draw.choice(v) for k, v in space.knobs.items()} for _ in range(_MAX_DRAWN)
             )
-            unique = {canonical(c): c for c in drawn}
+            allowed = itertools.islice(filter(space.allows, drawn), _MAX_POOL)
+            unique = {canonical(c): c for c in map(space.candidate, allowed)}
             pool = [c for text, c in unique.items() if text not in self.costs_s]
         self._draw.shuffle(pool)
         return pool
@@ -163,8 +168,9 @@ class TaskSearch:
     def _all(self) -> Iterator[Candidate]:
         knobs = self.task.space.knobs
         for values in itertools.product(*knobs.values()):
-            candidate = self.task.space.candidate(dict(zip(knobs, values, strict=True)))
-            if canonical(candidate) not in self.costs_s:
+            decision = dict(zip(knobs, values, strict=True))
+            candidate = self.task.space.candidate(decision)
+            if canonical(candidate) not in self.costs_s and self.task.space.allows(decision):
                 yield candidate
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.profiles import GpuInfo, TargetProfile
@@ -31,12 +33,16 @@ _THREADS_OF_SUM = 128  # in a block that adds up partial sums
 _MIN_PIXELS = 8
 
 
-def conv2d_columns(data: Any, config: Conv2d) -> Any:
+def conv2d_columns(
+    data: Any, config: Conv2d, *, pixels: int, steps: int, window_first: bool = False
+) -> Any:
     """The matrix of a convolution's inputs: [N, C/4, H*W, 4] or, for few channels, [N, C, H, W] ->
-    [N * groups, K/4, P, 4], with zeros where the window reaches beyond the picture.
+    [N * groups, steps, pixels, 4], with zeros where the window reaches beyond the picture and
+    behind the last term and pixel.
 
-    K runs over channel blocks, window rows, window columns and channels of a block; with plain
-    input over window rows, columns and channels, rounded up to 4.
+    K runs over channel blocks, window rows, window columns and channels of a block, or with
+    `window_first` over window rows and columns first; with plain input over channels, window rows
+    and columns.
     """
     from tvm import te, tirx
 
@@ -48,36 +54,36 @@ def conv2d_columns(data: Any, config: Conv2d) -> Any:
     _, _, out_h, out_w = config.out_shape
     plain = len(data.shape) == 4 and int(data.shape[-1]) == w and int(data.shape[1]) == channels
     per_group = channels // groups
-    terms = kh * kw * (per_group if plain else -(-per_group // VECTOR) * VECTOR)
-    wide_terms = rounded_terms(terms)
+    blocks = -(-per_group // VECTOR)
+    terms = kh * kw * (per_group if plain else blocks * VECTOR)
     zero = tirx.const(0, data.dtype)
 
     def element(i: Any, k: Any, p: Any, c: Any) -> Any:
         if plain:
             term = k * VECTOR + c
             channel, ky, kx = term // (kh * kw), term // kw % kh, term % kw
+        elif window_first:
+            channel_block, ky, kx = k % blocks, k // blocks // kw, k // blocks % kw
         else:
             channel_block, ky, kx = k // (kh * kw), k // kw % kh, k % kw
         y = p // out_w * sy + ky * dy - top
         x = p % out_w * sx + kx * dx - left
         conditions = []
-        if _rounded(out_h * out_w) != out_h * out_w:
+        if pixels != out_h * out_w:
             conditions.append(p < out_h * out_w)
         if top or config.padding[2] or (out_h - 1) * sy + (kh - 1) * dy - top >= h:
             conditions += [y >= 0, y < h]
         if left or config.padding[3] or (out_w - 1) * sx + (kw - 1) * dx - left >= w:
             conditions += [x >= 0, x < w]
+        if steps * VECTOR != terms:
+            conditions.append((term < terms) if plain else (k < terms // VECTOR))
         if plain:
-            if wide_terms != terms:
-                conditions.append(term < terms)
             value = data[i // groups, i % groups * per_group + channel, y, x]
         else:
-            blocks = per_group // VECTOR if groups > 1 else 0
             value = data[i // groups, i % groups * blocks + channel_block, y * w + x, c]
         return tirx.if_then_else(tirx.all(*conditions), value, zero) if conditions else value
 
-    shape = (n * groups, wide_terms // VECTOR, _rounded(out_h * out_w), VECTOR)
-    return te.compute(shape, element, name="columns")
+    return te.compute((n * groups, steps, pixels, VECTOR), element, name="columns")
 
 
 def _rounded(pixels: int) -> int:
@@ -122,9 +128,11 @@ def conv2d(data: Any, weight: Any, config: Conv2d) -> Any:
     [N, O/4, OH*OW, 4]."""
     from tvm import te
 
-    result = product(conv2d_columns(data, config), weight, groups=config.groups)
-    n, blocks, rounded, _ = (int(d) for d in result.shape)
     pixels = config.out_shape[2] * config.out_shape[3]
+    steps = int(weight.shape[1])
+    columns = conv2d_columns(data, config, pixels=_rounded(pixels), steps=steps)
+    result = product(columns, weight, groups=config.groups)
+    n, blocks, rounded, _ = (int(d) for d in result.shape)
     if rounded == pixels:
         return result
     shape = (n, blocks, pixels, VECTOR)
@@ -363,21 +371,26 @@ def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
     return default_of(problem_of(sch, block), profile.gpu)
 
 
+def _checker(sch: Any, block: Any, profile: TargetProfile) -> Callable[[Knobs], None]:
+    assert profile.gpu is not None
+    return partial(check, problem=problem_of(sch, block), gpu=profile.gpu)
+
+
 def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
     assert profile.gpu is not None
     problem = problem_of(sch, block)
     check(knobs, problem, profile.gpu)
     if knobs["split"] > 1:
-        block, out = _split_sums(sch, block, knobs["split"])
+        block, _ = split_sums(sch, block, knobs["split"])
+        out = sch.cache_write(block, 0, "local")
     else:
         out = epilogue_of(sch, block)
     _schedule_tile(sch, block, out, problem.blocks, knobs)
 
 
-def _split_sums(sch: Any, block: Any, parts: int) -> tuple[Any, Any]:
+def split_sums(sch: Any, block: Any, parts: int) -> tuple[Any, Any]:
     """Splits the sums of `block` into `parts` that run side by side, and adds them up in a second
-    launch, which the epilogue joins. Returns the block of partial sums and the one that stores
-    them."""
+    launch, which the epilogue joins. Returns the block of partial sums and its loop of parts."""
     k = sch.get_loops(block)[4]
     outer, _ = sch.split(k, [parts, None])
     partial = sch.rfactor(outer, 0)
@@ -391,7 +404,7 @@ def _split_sums(sch: Any, block: Any, parts: int) -> tuple[Any, Any]:
         rest.append(lane)
     thread = bind_threads(sch, rest, threads=_THREADS_OF_SUM)
     sum_in_thread(sch, block, thread)
-    return partial, sch.cache_write(partial, 0, "local")
+    return partial, sch.get_loops(partial)[4]
 
 
 def _schedule_tile(sch: Any, block: Any, out: Any, blocks: int, knobs: Knobs) -> None:
@@ -455,4 +468,4 @@ def _fill(sch: Any, stage: Any, threads: int) -> None:
     sch.vectorize(lane)
 
 
-TEMPLATES = (Template(GEMM, _space, _default, _schedule),)
+TEMPLATES = (Template(GEMM, _space, _default, _schedule, _checker),)

@@ -7,6 +7,8 @@ read the same weights, those along channels the same pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from edgesdk.profiles import GpuInfo, TargetProfile
@@ -75,6 +77,11 @@ def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
     return default_of(problem_of(sch, block), profile.gpu)
 
 
+def _checker(sch: Any, block: Any, profile: TargetProfile) -> Callable[[Knobs], None]:
+    assert profile.gpu is not None
+    return partial(check, problem=problem_of(sch, block), gpu=profile.gpu)
+
+
 def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
     assert profile.gpu is not None
     problem = problem_of(sch, block)
@@ -117,4 +124,4 @@ def _load(sch: Any, operand: Any) -> None:
     sch.vectorize(lane)
 
 
-TEMPLATE = Template(NAME, _space, _default, _schedule)
+TEMPLATE = Template(NAME, _space, _default, _schedule, _checker)
