@@ -2,9 +2,9 @@
 //
 // `edgert_device_run` keeps what belongs to one handle and is the same for every accelerator: which
 // memory inputs and outputs are in, and the lists of commands (device_run.cc). It asks the second
-// half, `edgert_accelerator`, for memory, code and a queue of commands (cuda.cc,
-// opencl.cc). A plan points to
-// its accelerator's table, and nothing else does: a library for the CPU alone links none of this.
+// half, `edgert_accelerator`, for memory, code and a queue of commands (cuda.cc, opencl.cc,
+// metal.cc). A plan points to its accelerator's table, and nothing else does: a library for the CPU
+// alone links none of this.
 #ifndef EDGERT_ACCELERATOR_H_
 #define EDGERT_ACCELERATOR_H_
 
@@ -146,6 +146,7 @@ struct edgert_accelerator {
 extern const edgert_device_run edgert_run_on_device;
 extern const edgert_accelerator edgert_cuda;
 extern const edgert_accelerator edgert_opencl;
+extern const edgert_accelerator edgert_metal;
 
 }  // extern "C"
 

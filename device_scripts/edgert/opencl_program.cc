@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "accelerator_common.h"
+#include "compiler_error.h"
 #include "opencl_cache.h"
 #include "platform.h"
 
@@ -223,30 +224,6 @@ void FindMissing(const Program& program, const char* source, char* missing, size
   free(extensions);
 }
 
-// The first line of the log that has "error" in it, else the first, without the line's end.
-const char* FirstError(char* log) {
-  char* line = strstr(log, "error");
-  if (line == nullptr) line = log;
-  while (line > log && line[-1] != '\n') --line;
-  line += strspn(line, " \t\r\n");
-  line[strcspn(line, "\r\n")] = '\0';
-  return line;
-}
-
-// The kernel that holds line `number` of the source, or "".
-void KernelOfLine(const char* source, long number, char* name, size_t bytes) {
-  name[0] = '\0';
-  constexpr const char* kStart = "__kernel void ";
-  for (long line = 1; line <= number && source != nullptr; ++line) {
-    if (strncmp(source, kStart, strlen(kStart)) == 0) {
-      const char* start = source + strlen(kStart);
-      snprintf(name, bytes, "%.*s", static_cast<int>(strcspn(start, "( \n")), start);
-    }
-    source = strchr(source, '\n');
-    if (source != nullptr) ++source;
-  }
-}
-
 edgesdk_status ExplainBuild(const Program& program, Code code, const char* source, Result result,
                             const Report& report) {
   size_t size = 0;
@@ -255,21 +232,15 @@ edgesdk_status ExplainBuild(const Program& program, Code code, const char* sourc
   if (log != nullptr && size > 0) {
     driver.GetProgramBuildInfo(code, program.device, kProgramBuildLog, size, log, nullptr);
   }
-  const char* line = log != nullptr ? FirstError(log) : "";
-  // Compilers made from clang write "<name>:LINE:COLUMN: error: ...".
-  char kernel[128] = "";
-  for (const char* at = strchr(line, ':'); at != nullptr && kernel[0] == '\0';
-       at = strchr(at + 1, ':')) {
-    char* end = nullptr;
-    long number = strtol(at + 1, &end, 10);
-    if (number > 0 && *end == ':') KernelOfLine(source, number, kernel, sizeof(kernel));
-  }
+  CompilerError error;
+  FindCompilerError(log != nullptr ? log : "", source, "__kernel void ", &error);
   char reason[96];
   Describe(result, reason, sizeof(reason));
   edgesdk_status status = report.Fail(
       IsOutOfMemory(result) ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE,
-      "%s (%s) refuses the code%s%s: %s%s%.400s", program.name, program.versions,
-      kernel[0] != '\0' ? " of " : "", kernel, reason, line[0] != '\0' ? ": " : "", line);
+      "%s (%s) refuses the code%s%s: %s%s%s", program.name, program.versions,
+      error.kernel[0] != '\0' ? " of " : "", error.kernel, reason,
+      error.line[0] != '\0' ? ": " : "", error.line);
   free(log);
   return status;
 }

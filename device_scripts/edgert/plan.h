@@ -58,7 +58,8 @@ struct edgert_launch {
 enum edgert_image_format : uint32_t {
   kEdgertCubin = 1,  // machine code of one CUDA architecture
   kEdgertPtx = 2,    // text that the CUDA driver compiles, for this architecture and later ones
-  kEdgertOpenclSource = 3
+  kEdgertOpenclSource = 3,
+  kEdgertMetalSource = 4
 };
 
 // The accelerator's code in one form of several; it holds all functions of the plan.

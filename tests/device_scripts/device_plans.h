@@ -8,6 +8,8 @@
 #include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -218,6 +220,29 @@ inline void CheckThreadsWithAHandleEach() {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// A child of fork() can neither open a handle nor use one of before; the parent goes on.
+inline void CheckForkedChildIsRefused(const char* reason) {
+  std::unique_ptr<TestPlan> test = Simple();
+  Open model(*test);
+  pid_t child = fork();
+  if (child == 0) {
+    int code = 0;
+    {
+      Open second(*test);
+      if (second.status() != EDGESDK_ERROR_DEVICE || second.error() != reason) code |= 1;
+      alignas(64) int32_t x[] = {1, 2, 3, 4};
+      model->SetInput(0, x, kBytes);
+      if (model->Run() != EDGESDK_ERROR_DEVICE) code |= 2;
+      if (strcmp(model->last_error(), reason) != 0) code |= 4;
+    }
+    _exit(code);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+  CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
 }
 
 // Opens and runs a network of the one launch, and returns why it does not open.

@@ -41,11 +41,14 @@ def test_checks_with_a_driver_hold(build: Callable[[str], Build], kind: str, pro
     assert "ok     any_call_may_fail" in result.stdout_text
 
 
+@pytest.mark.parametrize("program", ["test_opencl", "test_metal"])
 @pytest.mark.parametrize("kind", ["plain", "asan", "tsan", "rpi4"])
-def test_checks_with_opencl_hold(build: Callable[[str], Build], kind: str) -> None:
-    """On a stand-in for a vendor's library."""
+def test_checks_with_source_text_hold(
+    build: Callable[[str], Build], kind: str, program: str
+) -> None:
+    """On a stand-in for a vendor's OpenCL library, and for Apple's Metal."""
     made = build(kind)
-    result = made.run(made.folder / "tests" / "test_opencl")
+    result = made.run(made.folder / "tests" / program)
     assert result.ok, result.stdout_text + result.stderr_text
     assert "ok     any_call_may_fail" in result.stdout_text
 

@@ -4,11 +4,14 @@
 // [10, 100], in parallel; it fails with a message where x holds a NaN. With ALL_DTYPES: 13 inputs
 // of 2 x 3, one per type, copied to 13 outputs. With NO_INPUTS: one output, 1 to 4. With ON_GPU:
 // y = 2 * (x + w), four int32 with w = 1 to 4, by the kernels of the stand-in for a GPU's driver;
-// with ON_OPENCL the same for OpenCL's.
+// with ON_OPENCL the same for OpenCL's, with ON_METAL for Metal.
 
 #if defined(ON_OPENCL)
 #define ON_GPU
 #define ACCELERATOR edgert_opencl
+#elif defined(ON_METAL)
+#define ON_GPU
+#define ACCELERATOR edgert_metal
 #else
 #define ACCELERATOR edgert_cuda
 #endif
@@ -115,6 +118,10 @@ const edgert_step steps[] = {{nullptr, "add", "sum", arguments, 3, launches},
 const char code[] = "__kernel void add(int* a) {}\n__kernel void twice(int* a) {}\n";
 const edgert_image images[] = {
     {kEdgertOpenclSource, 0, reinterpret_cast<const uint8_t*>(code), sizeof(code)}};
+#elif defined(ON_METAL)
+const char code[] = "kernel void add(int* a) {}\nkernel void twice(int* a) {}\n";
+const edgert_image images[] = {
+    {kEdgertMetalSource, 0, reinterpret_cast<const uint8_t*>(code), sizeof(code)}};
 #else
 const char code[] = "fake cubin sm_90\nadd\ntwice\n";
 const edgert_image images[] = {

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -667,27 +666,8 @@ TEST(tensors_of_no_bytes) {
 
 TEST(a_forked_child_is_refused) {
   World world;
-  std::unique_ptr<TestPlan> test = Simple();
-  Open model(*test);
-  pid_t child = fork();
-  if (child == 0) {
-    constexpr char kReason[] =
-        "OpenCL cannot be used in a child of fork() when the parent has used it";
-    int code = 0;
-    {
-      Open second(*test);
-      if (second.status() != EDGESDK_ERROR_DEVICE || second.error() != kReason) code |= 1;
-      alignas(64) int32_t x[] = {1, 2, 3, 4};
-      model->SetInput(0, x, kBytes);
-      if (model->Run() != EDGESDK_ERROR_DEVICE) code |= 2;
-      if (strcmp(model->last_error(), kReason) != 0) code |= 4;
-    }
-    _exit(code);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  CHECK_EQ(status, 0);
-  CheckRun(model, {1, 2, 3, 4}, SimpleResult({1, 2, 3, 4}));
+  CheckForkedChildIsRefused(
+      "OpenCL cannot be used in a child of fork() when the parent has used it");
 }
 
 // The C API, with a library that was linked as real ones are.
