@@ -68,10 +68,10 @@ class GpuInfo:
     `alignment_bytes`: a kernel takes tensors that begin at multiples of this (OpenCL:
     CL_DEVICE_MEM_BASE_ADDR_ALIGN / 8). `integrated`: CPU and GPU use the same memory. `cuda` is the
     CUDA version of the oldest driver among such devices: code is made by a compiler that is no
-    newer, if one is installed.
+    newer, if one is installed. `tf32`: products may take floats without their last 13 bits.
     """
 
-    api: Literal["cuda", "opencl"]
+    api: Literal["cuda", "opencl", "metal"]
     multiprocessors: int
     shared_kib: int
     registers: int = 65536
@@ -82,6 +82,7 @@ class GpuInfo:
     ptx: int | None = None
     integrated: bool = False
     cuda: str | None = None
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if self.cuda is not None and not re.fullmatch(r"\d+\.\d+", self.cuda):

@@ -72,7 +72,7 @@ def generate(functions: dict[str, Any], target: Any) -> DeviceCode:
     try:
         with tvm.transform.PassContext(config=config):
             host, device, device_target = _split(module, target)
-            if target.kind.name == "opencl" and (scalar := _with_vectors_of_bools(device)):
+            if scalar := _with_vectors_of_bools(device, target.kind.name):
                 module = _without_vectors(module, scalar)
                 host, device, device_target = _split(module, target)
         with _no_compiler():
@@ -123,22 +123,37 @@ def _split(module: Any, target: Any) -> tuple[Any, Any, Any]:
     return host, finish_device()(device), device_target
 
 
-def _with_vectors_of_bools(device: Any) -> set[str]:
-    """The kernels that compare vectors, say. In OpenCL C a vector's "true" is -1 (OpenCL C
-    specification, "Relational Operators"), which TVM takes for 1, as it is elsewhere."""
+def _with_vectors_of_bools(device: Any, kind: str) -> set[str]:
+    """The kernels with vectors of bools that TVM writes wrongly.
+
+    In OpenCL C a vector's "true" is -1 (OpenCL C specification, "Relational Operators"), which TVM
+    takes for 1, as it is elsewhere. In CUDA they are 16-bit integers, which is right between a
+    comparison and what it selects, and wrong in memory.
+    """
     import tvm
     import tvm_ffi
+    from tvm import tirx
 
+    comparisons = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
     found = set()
     for variable, function in device.functions.items():
         name = re.sub(r"_kernel(_\d+)?$", "", variable.name_hint)
+        counts = {"all": 0, "right": 0}
 
-        def visit(node: Any, name: str = name) -> None:
-            if re.fullmatch(r"boolx\d+", str(node.ty)):
-                found.add(name)
+        def visit(node: Any, counts: dict[str, int] = counts) -> None:
+            if _is_vector_of_bools(node):
+                counts["all"] += 1
+            if isinstance(node, tirx.Select) and isinstance(node.condition, comparisons):
+                counts["right"] += _is_vector_of_bools(node.condition)
 
         tvm_ffi.structural_walk(function.body, (tvm.ir.Expr, visit))
+        if counts["all"] > (counts["right"] if kind == "cuda" else 0):
+            found.add(name)
     return found
+
+
+def _is_vector_of_bools(node: Any) -> bool:
+    return re.fullmatch(r"boolx\d+", str(node.ty)) is not None
 
 
 def _without_vectors(module: Any, names: set[str]) -> Any:

@@ -16,6 +16,7 @@ from edgesdk.schedules.casts import drop_round_trips
 from edgesdk.schedules.features import floor_cycles, kernel_facts
 from edgesdk.schedules.gpu import gemm, gemm_registers, tensor_cores
 from edgesdk.schedules.gpu import generic as gpu_generic
+from edgesdk.schedules.gpu import winograd as gpu_winograd
 from edgesdk.schedules.template import Knobs, Space, Template
 
 Candidate = dict[str, Any]
@@ -30,7 +31,8 @@ _CPU_TEMPLATES: dict[str, Template] = {
     for template in module.TEMPLATES
 }
 _GPU_TEMPLATES: dict[str, Template] = {
-    template.name: template for template in (*gemm.TEMPLATES, tensor_cores.TEMPLATE)
+    template.name: template
+    for template in (*gemm.TEMPLATES, tensor_cores.TEMPLATE, gpu_winograd.INPUT)
 }
 # The same blocks on GPUs without shared memory.
 _REGISTER_TEMPLATES: dict[str, Template] = {gemm.GEMM: gemm_registers.TEMPLATE}

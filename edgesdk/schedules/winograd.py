@@ -73,13 +73,9 @@ def transform_input(padded: Any, config: Conv2d) -> Any:
 
     def _combined(which: Any, at: Any) -> Any:
         # Rows of B^T: d0 - d2, d1 + d2, d2 - d1, d1 - d3.
-        return tirx.Select(
-            which == 0,
-            at(0) - at(2),
-            tirx.Select(
-                which == 1, at(1) + at(2), tirx.Select(which == 2, at(2) - at(1), at(1) - at(3))
-            ),
-        )
+        last = tirx.if_then_else(which == 2, at(2) - at(1), at(1) - at(3))
+        last = tirx.if_then_else(which == 1, at(1) + at(2), last)
+        return tirx.if_then_else(which == 0, at(0) - at(2), last)
 
     return te.compute(
         (16, blocks, n * rows * columns, block),
@@ -124,7 +120,7 @@ def transform_output(products: Any, config: Conv2d) -> Any:
 
     def _combined(which: Any, at: Any) -> Any:
         # Rows of A^T: m0 + m1 + m2, m1 - m2 - m3.
-        return tirx.Select(which == 0, at(0) + at(1) + at(2), at(1) - at(2) - at(3))
+        return tirx.if_then_else(which == 0, at(0) + at(1) + at(2), at(1) - at(2) - at(3))
 
     return te.compute(
         (n, blocks, height * width, block),

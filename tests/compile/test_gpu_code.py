@@ -289,3 +289,32 @@ def test_architectures_are_needed() -> None:
     assert gpu is not None
     with pytest.raises(ValueError, match="warp"):
         dataclasses.replace(gpu, warp=0)
+
+
+def test_bools_are_bytes_in_memory() -> None:
+    """TVM takes a vector of bools for one of 16-bit integers, in CUDA: right between a comparison
+    and what it selects, wrong where bools are loaded, stored or repeated."""
+    from tvm import tirx
+
+    x = te.placeholder((64, 256, 4), name="x")
+    y = te.placeholder((64, 256, 4), name="y")
+    mask = te.placeholder((64, 256, 4), "bool", name="mask")
+    functions = {
+        name: te.create_prim_func([*given, te.compute((64, 256, 4), element, name="z")])
+        for name, given, element in (
+            ("compared", [x, y], lambda *i: tirx.Select(x[i] > y[i], x[i], y[i] * 2.0)),
+            ("loaded", [x, mask], lambda *i: tirx.Select(mask[i], x[i], 0.0)),
+            ("stored", [x, y], lambda *i: x[i] > y[i]),
+            ("inverted", [mask], lambda *i: tirx.Not(mask[i])),
+            ("repeated", [x], lambda i, j, k: tirx.Select(j % 2 == 0, x[i, j, k], 1.0)),
+        )
+    }
+    profile = load_target(TARGET)
+    assert profile.gpu is not None
+    scheduled, _ = schedule_kernels(functions, profile)
+    for name, function in scheduled.items():
+        code = device_code.generate({name: function}, tvm.target.Target(profile.tvm))
+        own = code.source[code.source.index(f"{name}_kernel") :]
+        assert ("ushort4" in own) is (name == "compared")
+        assert ("float4" in own) is (name == "compared")
+        assert cuda.compile_images(code.source, profile.gpu)[0].data

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GEMM = "gpu_gemm"
 _THREADS_OF_SUM = 128  # in a block that adds up partial sums
 # Fewer pixels make a product of a matrix and a few vectors, which is bound by reading the matrix.
-_MIN_PIXELS = 8
+MIN_PIXELS = 8
 
 
 def conv2d_columns(
@@ -52,7 +52,7 @@ def conv2d_columns(
     groups = config.groups
     n, channels, h, w = config.in_shape
     _, _, out_h, out_w = config.out_shape
-    plain = len(data.shape) == 4 and int(data.shape[-1]) == w and int(data.shape[1]) == channels
+    plain = is_plain(data, config)
     per_group = channels // groups
     blocks = -(-per_group // VECTOR)
     terms = kh * kw * (per_group if plain else blocks * VECTOR)
@@ -86,7 +86,12 @@ def conv2d_columns(
     return te.compute((n * groups, steps, pixels, VECTOR), element, name="columns")
 
 
-def _rounded(pixels: int) -> int:
+def is_plain(data: Any, config: Conv2d) -> bool:
+    """Whether `data` is [N, C, H, W], not in blocks."""
+    return tuple(map(int, data.shape)) == config.in_shape
+
+
+def rounded_pixels(pixels: int) -> int:
     """`pixels`, or more where they have no divisors that make good tiles (13 x 13, say)."""
     if pixels < 32 or pixels % 16 == 0 or pixels % 7 == 0:
         return pixels
@@ -130,7 +135,7 @@ def conv2d(data: Any, weight: Any, config: Conv2d) -> Any:
 
     pixels = config.out_shape[2] * config.out_shape[3]
     steps = int(weight.shape[1])
-    columns = conv2d_columns(data, config, pixels=_rounded(pixels), steps=steps)
+    columns = conv2d_columns(data, config, pixels=rounded_pixels(pixels), steps=steps)
     result = product(columns, weight, groups=config.groups)
     n, blocks, rounded, _ = (int(d) for d in result.shape)
     if rounded == pixels:
@@ -162,7 +167,7 @@ def product(left: Any, right: Any, *, groups: int = 1, batched: bool = False) ->
         (n // groups, groups * blocks, pixels, VECTOR),
         element,
         name="product",
-        attrs=attrs if pixels >= _MIN_PIXELS else None,
+        attrs=attrs if pixels >= MIN_PIXELS else None,
     )
 
 
@@ -410,7 +415,8 @@ def split_sums(sch: Any, block: Any, parts: int) -> tuple[Any, Any]:
 def _schedule_tile(sch: Any, block: Any, out: Any, blocks: int, knobs: Knobs) -> None:
     """Schedules the sums of `block`, which `out` stores. `blocks` are those of a group."""
     tp, to = knobs["threads_p"], knobs["threads_o"]
-    columns = sch.get_producers(block)[0]
+    producers = sch.get_producers(block)
+    columns = producers[0] if producers else sch.cache_read(block, 0, "shared")
     *above, o, p, b = output_loops(sch, out, blocks)
     # A thread's pixels lie a block's width apart, so that neighbours read neighbouring words.
     o_block, o_virtual, o_thread = sch.split(o, [None, knobs["blocks"], to])

@@ -61,7 +61,7 @@ def conv2d(data: Any, weight: Any, config: Conv2d) -> Any:
         steps=int(weight.shape[0]),
         window_first=True,
     )
-    result = product(columns, weight)
+    result = product(columns, weight, gathered=gemm.is_plain(data, config))
     shape = (config.out_shape[0], -(-config.out_shape[1] // VECTOR), pixels, VECTOR)
     return te.compute(shape, lambda *at: result[at], name="cut")
 
@@ -131,8 +131,11 @@ def pack_dense(weight: np.ndarray) -> np.ndarray:
     return _pack(weight.T)
 
 
-def product(left: Any, right: Any) -> Any:
-    """[N, K/4, P, 4] times [K/4, O/4, 4 of O, 4 of K] -> [N, O/4, P, 4], added up in floats."""
+def product(left: Any, right: Any, *, gathered: bool = False) -> Any:
+    """[N, K/4, P, 4] times [K/4, O/4, 4 of O, 4 of K] -> [N, O/4, P, 4], added up in floats.
+
+    `gathered`: see `Problem`.
+    """
     from tvm import te
 
     n, steps, pixels, _ = (int(d) for d in left.shape)
@@ -148,7 +151,8 @@ def product(left: Any, right: Any) -> Any:
         (n, int(right.shape[1]), pixels, VECTOR),
         element,
         name="product",
-        attrs={"edgesdk.template": NAME, "edgesdk.dtype": str(left.dtype)},
+        attrs={"edgesdk.template": NAME, "edgesdk.dtype": str(left.dtype)}
+        | ({"edgesdk.gathered": 1} if gathered else {}),
     )
     if left.dtype == "float32":
         return sums
@@ -158,13 +162,14 @@ def product(left: Any, right: Any) -> Any:
 @dataclass(frozen=True)
 class Problem:
     """`batch` products of `blocks` times 4 channels, `pixels` rows and sums of `steps` times 4
-    terms, of operands of `dtype`."""
+    terms, of operands of `dtype`. `gathered`: the rows' numbers lie apart (few channels)."""
 
     batch: int
     blocks: int
     pixels: int
     steps: int
     dtype: str
+    gathered: bool = False
 
     @property
     def bytes(self) -> int:
@@ -176,7 +181,8 @@ def problem_of(sch: Any, block: Any) -> Problem:
     """The problem of the template's `block`."""
     definition = sch.get(block)
     n, o, p, _, k, _ = (int(v.dom.extent) for v in definition.iter_vars)
-    return Problem(n, o, p, k, str(definition.annotations["edgesdk.dtype"]))
+    notes = definition.annotations
+    return Problem(n, o, p, k, str(notes["edgesdk.dtype"]), "edgesdk.gathered" in notes)
 
 
 _MAX_SPLIT = 16
@@ -266,25 +272,26 @@ def default_of(problem: Problem, gpu: GpuInfo) -> Knobs:
 class CostConstants:
     """The constants of `cost_of`, in cycles and bytes."""
 
-    multiply: float = 8.0  # a fragment times 16 terms, TF32
-    half_multiply: float = 4.0
-    load: float = 4.0  # an operand's 16 times 16 numbers from shared memory, in floats
-    fetch: float = 0.03  # a byte of a tile from the L2 cache
-    step_start: float = 60.0
-    warp_start: float = 10.0
-    fragment_registers: float = 10.0
-    other_registers: float = 40.0
-    shared_blocks: float = 4.5  # what a multiprocessor holds, in what a block may take
-    whole_rounds: float = 0.45
-    overlap: float = 0.4
-    full_warps: float = 8.0
-    gaps: float = 0.4
-    latency: float = 900.0
-    stage_hides: float = 1.0
-    block_start: float = 1500.0
-    launch: float = 3000.0
-    split_launch: float = 4500.0
-    split_bytes: float = 36.0
+    multiply: float = 12.9  # a fragment times 16 terms, TF32
+    half_multiply: float = 5.49
+    load: float = 5.87  # an operand's 16 times 16 numbers from shared memory, in floats
+    fetch: float = 0.02  # a byte of a tile from the L2 cache
+    copy: float = 0.102  # a vector of 4 numbers of a tile
+    gather: float = 1.69  # the same if each number is found by itself
+    step_start: float = 32.6
+    warp_start: float = 11.4
+    shared_blocks: float = 6.67  # what a multiprocessor holds, in what a block may take
+    whole_rounds: float = 0.244
+    overlap: float = 0.296
+    full_warps: float = 11.7
+    gaps: float = 0.435
+    latency: float = 837
+    stage_hides: float = 1.61
+    latency_alone: float = 741  # where no copy is ahead, each step waits
+    block_start: float = 740
+    launch: float = 2131
+    split_launch: float = 2449
+    split_bytes: float = 43.7
 
 
 FITTED = CostConstants()
@@ -301,7 +308,8 @@ def cost_of(knobs: Knobs, problem: Problem, gpu: GpuInfo, c: CostConstants = FIT
         * (VECTOR * problem.blocks // channels)
         * knobs["split"]
     )
-    registers = c.fragment_registers * rows * columns + 8 * (rows + columns) + c.other_registers
+    # Measured: what the compiler gives a thread.
+    registers = 9.7 * rows * columns + 1.2 * (rows + columns) + 5.8 * depth + 25
     by_registers = int(gpu.registers / (gpu.warp * warps * registers))
     by_shared = int(c.shared_blocks * gpu.shared_kib * 1024 / shared_bytes(knobs, problem))
     resident = max(1, min(by_registers, by_shared, 32))
@@ -313,12 +321,18 @@ def cost_of(knobs: Knobs, problem: Problem, gpu: GpuInfo, c: CostConstants = FIT
     multiplies = multiply * rows * columns * active
     loads = c.load * problem.bytes / 4 * (rows + columns) * active
     fetched = c.fetch * 16 * problem.bytes * (pixels + channels) * together
-    work = max(multiplies, loads, fetched) + c.overlap * (multiplies + loads + fetched)
+    copies = (c.gather if problem.gathered else c.copy) * pixels + c.copy * channels
+    copies *= STEP * together
+    work = max(multiplies, loads, fetched, copies)
+    work += c.overlap * (multiplies + loads + fetched + copies)
     busy = min(1.0, active / c.full_warps) ** c.gaps
     step = depth * work / busy + c.step_start + c.warp_start * active
-    latency = c.latency / (c.stage_hides * knobs["stages"] + 1)
+    if knobs["stages"] == 0 or problem.gathered:
+        step += c.latency_alone
+    else:
+        step = max(step, c.latency / (c.stage_hides * knobs["stages"] + 1))
     steps = problem.steps // (STEP * depth * knobs["split"])
-    cycles = rounds * (steps * max(step, latency) + c.block_start) + c.launch
+    cycles = rounds * (steps * step + c.block_start) + c.launch
     if knobs["split"] > 1:
         moved = 32 * problem.batch * problem.pixels * problem.blocks * knobs["split"]
         cycles += c.split_launch + moved / (c.split_bytes * gpu.multiprocessors)

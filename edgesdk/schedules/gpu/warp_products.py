@@ -19,7 +19,39 @@ FRAGMENT = 16
 STEP = 4
 MULTIPLY = "edgesdk_multiply"
 
-SOURCE = """\
+# The instructions, each a function.
+INSTRUCTIONS = """\
+__device__ __forceinline__ uint32_t edgesdk_tf32(float value) {
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+  return rounded;
+}
+
+__device__ __forceinline__ uint32_t edgesdk_halves(float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+__device__ __forceinline__ void edgesdk_mma_tf32(float* d, uint32_t a0, uint32_t a1, uint32_t a2,
+                                                 uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3},"
+      " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void edgesdk_mma_f16(float* d, uint32_t a0, uint32_t a1, uint32_t a2,
+                                                uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3},"
+      " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+"""
+
+# Fragments, and what a warp does with them.
+FRAGMENTS = """\
 namespace nvcuda { namespace wmma {
 struct accumulator;
 // A thread's sums: the pixels lane / 4 and 8 on, times the channels 2 * (lane % 4) and the one
@@ -33,36 +65,21 @@ __device__ __forceinline__ void fill_fragment(Fragment& sums, float value) {
 }
 } }
 
-__device__ __forceinline__ uint32_t edgesdk_tf32(float value) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-  return rounded;
-}
-
-__device__ __forceinline__ void edgesdk_mma(float* d, float4 a, float4 b, float4 w) {
-  const uint32_t left[8] = {edgesdk_tf32(a.x), edgesdk_tf32(b.x), edgesdk_tf32(a.y),
-                            edgesdk_tf32(b.y), edgesdk_tf32(a.z), edgesdk_tf32(b.z),
-                            edgesdk_tf32(a.w), edgesdk_tf32(b.w)};
-  const float right[4] = {w.x, w.y, w.z, w.w};  // rounded when they were packed
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3},"
-        " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(left[4 * i]), "r"(left[4 * i + 1]), "r"(left[4 * i + 2]), "r"(left[4 * i + 3]),
-          "r"(__float_as_uint(right[2 * i])), "r"(__float_as_uint(right[2 * i + 1])));
-  }
-}
-
-__device__ __forceinline__ void edgesdk_mma(float* d, uint2 a, uint2 b, uint2 w) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3},"
-      " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(b.x), "r"(a.y), "r"(b.y), "r"(w.x), "r"(w.y));
-}
-
 template <class Type, int Bytes> struct edgesdk_vector { using two = float2; using four = float4; };
 template <class Type> struct edgesdk_vector<Type, 2> { using two = uint32_t; using four = uint2; };
+
+// 16 pixels, of which `upper` and `lower` are a thread's, times 8 channels. The weights were
+// rounded when they were packed.
+__device__ __forceinline__ void edgesdk_mma(float* d, float4 upper, float4 lower, float4 weights) {
+  edgesdk_mma_tf32(d, edgesdk_tf32(upper.x), edgesdk_tf32(lower.x), edgesdk_tf32(upper.y),
+                   edgesdk_tf32(lower.y), __float_as_uint(weights.x), __float_as_uint(weights.y));
+  edgesdk_mma_tf32(d, edgesdk_tf32(upper.z), edgesdk_tf32(lower.z), edgesdk_tf32(upper.w),
+                   edgesdk_tf32(lower.w), __float_as_uint(weights.z), __float_as_uint(weights.w));
+}
+
+__device__ __forceinline__ void edgesdk_mma(float* d, uint2 upper, uint2 lower, uint2 weights) {
+  edgesdk_mma_f16(d, upper.x, lower.x, upper.y, lower.y, weights.x, weights.y);
+}
 
 // Adds to ROWS x COLUMNS fragments the products of 4 blocks of terms, which lie `left_step` and
 // `right_step` elements apart.
@@ -94,7 +111,7 @@ __device__ __forceinline__ void edgesdk_pair(float2* to, float first, float seco
 }
 
 __device__ __forceinline__ void edgesdk_pair(uint32_t* to, float first, float second) {
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*to) : "f"(second), "f"(first));
+  *to = edgesdk_halves(first, second);
 }
 
 // Writes fragments as blocks of 4 channels, which lie `step` elements apart.
@@ -115,6 +132,8 @@ __device__ __forceinline__ void edgesdk_store(Type* to, int step, const Fragment
   }
 }
 """
+
+SOURCE = INSTRUCTIONS + FRAGMENTS
 
 
 def register(rows: int, columns: int, dtype: str, stored: str, scope: str) -> tuple[str, str, str]:
