@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from edgesdk.tuning.session import TuneResult
     from edgesdk.tuning.state import SessionState
 
-PRECISIONS = ("fp32",)
-
 
 def compile(
     model: str | Path | torch.nn.Module,
@@ -65,9 +63,9 @@ def compile(
     unless the results are checked elsewhere) the outputs are compared with those of ONNX Runtime,
     TFLite or PyTorch, as the model is of one of them, before the bundle is written, on drawn inputs
     and on `inputs` (by the model's own names), if there are some. Where they differ,
-    `<output>.mismatch` gets a reproducer. `tuned` lets kernels use what `edgesdk tune` found (in
-    the user's database, or in `records`), best for the kind of device `device_key`. `progress`
-    hears each stage's name.
+    `<output>.mismatch` gets a reproducer. `precision` is a name of `edgesdk.precision`. `tuned`
+    lets kernels use what `edgesdk tune` found (in the user's database, or in `records`), best for
+    the kind of device `device_key`. `progress` hears each stage's name.
 
     Raises UsageError (target, shapes, output), DeviceMismatchError and DeviceUnreachableError (a
     family of boards), ModelError and UnsupportedModelError (the model),
@@ -76,15 +74,13 @@ def compile(
     from edgesdk.bundle.audit import audit_library, check_contract
     from edgesdk.bundle.writer import staged_folder
     from edgesdk.deploy.connected import connected_target
+    from edgesdk.precision import find_precision, in_precision
     from edgesdk.profiles import load_target
     from edgesdk.toolchain import load_toolchain
 
-    if precision not in PRECISIONS:
-        raise UsageError(
-            f"unknown precision {precision!r}", hint=f"one of: {', '.join(PRECISIONS)}"
-        )
+    chosen = find_precision(precision)
     path = _model_file(model, example_inputs)
-    profile = load_target(connected_target(target, device))
+    profile = in_precision(load_target(connected_target(target, device)), chosen)
     load_toolchain(profile.toolchain).require(profile.machine)
 
     from edgesdk.compiler import compile_model
@@ -119,7 +115,16 @@ def compile(
         check_contract(audit_library(compiled.library), profile)
         skipped = dict(lookup.skipped) if lookup is not None else {}
         samples, verification = _verified(
-            imported, profile, compiled, given, verify, lookup, destination, target, progress
+            imported,
+            profile,
+            compiled,
+            given,
+            verify,
+            chosen.tolerance,
+            lookup,
+            destination,
+            target,
+            progress,
         )
         progress("writing the bundle")
         _fill(staging, imported, profile, compiled, precision, samples[0], verification, skipped)
@@ -134,6 +139,7 @@ def _verified(
     compiled: CompiledModel,
     given: Mapping[str, np.ndarray] | None,
     verify: bool,
+    allowed: float,
     lookup: RecordLookup | None,
     destination: Path,
     target: str,
@@ -151,6 +157,7 @@ def _verified(
     toolchain = compiled.toolchain
     seeds = gate.choose_seeds(profile, toolchain, imported.flops) if verify else gate.SEEDS[:1]
     samples, tolerance = gate.draw_samples(imported, seeds=seeds, given=given)
+    tolerance = max(tolerance, allowed)
     if not verify:
         return samples, VerificationInfo(
             "not run", imported.reference, None, None, tolerance, "switched off by the caller"
@@ -171,7 +178,7 @@ def _verified(
         raise explain(
             error,
             model=imported.source,
-            probe=Probe(profile, gate.executor(profile, toolchain), lookup),
+            probe=Probe(profile, gate.executor(profile, toolchain), lookup, allowed),
             folder=destination.with_name(f"{destination.name}.mismatch"),
             command=lambda words: shlex.join(["edgesdk", "compile", *words, "--target", target]),
         ) from error

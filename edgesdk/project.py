@@ -107,7 +107,7 @@ def load_project(path: Path) -> Project:
 
 
 def _check_targets(project: Project) -> None:
-    from edgesdk.api import PRECISIONS
+    from edgesdk.precision import PRECISIONS
     from edgesdk.profiles import target_families, target_names
 
     known = [*target_names(), *target_families()]

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=list(networks.NAMES))
     parser.add_argument("--target", required=True)
     parser.add_argument("--tune-minutes", type=float, default=0.0)
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "tf32"])
     parser.add_argument("--torch-python", default=sys.executable)
     parser.add_argument("--output", type=Path, help="write all turns as JSON")
     options = parser.parse_args()
@@ -48,10 +49,20 @@ def main() -> None:
     rows, turns = [], {}
     for name in options.networks:
         model = networks.path_of(name)
-        programs = {"edgesdk": _program(model, options.target, work / f"{name}-untuned", None)}
+        programs = {
+            f"edgesdk {precision}": _program(
+                ["compile", str(model), "--precision", precision],
+                options.target,
+                work / f"{name}-{precision}",
+            )
+            for precision in options.precisions
+        }
         if options.tune_minutes:
-            programs["edgesdk tuned"] = _program(
-                model, options.target, work / f"{name}-tuned", options.tune_minutes
+            minutes = str(options.tune_minutes)
+            programs["edgesdk fp32 tuned"] = _program(
+                ["tune", str(model), "--device", "local", "--minutes", minutes],
+                options.target,
+                work / f"{name}-tuned",
             )
         torch = {
             mode: [options.torch_python, str(ROOT / "benchmarks/cuda/torch_graph.py"), mode]
@@ -74,14 +85,13 @@ def main() -> None:
     shutil.rmtree(work)
 
 
-def _program(model: Path, target: str, bundle: Path, minutes: float | None) -> Path:
-    """Compiles or tunes `model`, and builds the example program for it."""
+def _program(what: list[str], target: str, bundle: Path) -> Path:
+    """Makes a bundle by the command `what`, and builds the example program for it."""
     command = [sys.executable, "-c", "from edgesdk.cli import main; main()"]
-    what = (
-        ["compile"] if minutes is None else ["tune", "--device", "local", "--minutes", str(minutes)]
-    )
-    _run([*command, *what, str(model), "--target", target, "-o", str(bundle)])
+    _run([*command, *what, "--target", target, "-o", str(bundle)])
     manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+    error = manifest["verification"]["max_relative_error"]
+    print(f"{bundle.name}: largest error {error:.2g} relative", file=sys.stderr, flush=True)
     name = manifest["name"]
     library = next((bundle / "lib").glob("*.so"))
     program = bundle / "gpu_latency"
@@ -122,7 +132,7 @@ def _table(rows: list, turns: dict) -> str:
     ]
     ratios = []
     for name, medians in rows:
-        best = min(v for e, v in medians.items() if e.startswith("edgesdk"))
+        best = min(v for e, v in medians.items() if e.startswith("edgesdk fp32"))
         ratios.append(medians["PyTorch fp32"] / best)
         spread = {e: f"{min(turns[name][e]):.0f} to {max(turns[name][e]):.0f}" for e in engines}
         cells = " | ".join(f"{medians[e]:.0f} ({spread[e]})" for e in engines)

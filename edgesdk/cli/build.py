@@ -22,6 +22,7 @@ from edgesdk.cli.options import (
 )
 from edgesdk.errors import UsageError
 from edgesdk.numerics import FP16_TOLERANCE, QUANTISED_TOLERANCE
+from edgesdk.precision import find_precision
 
 if TYPE_CHECKING:
     from edgesdk.bundle import Bundle
@@ -133,8 +134,14 @@ def compile_(
     shape: Shapes = None,
     precision: Annotated[
         str | None,
-        typer.Option("--precision", metavar="P", help="Of the kernels: fp32."),
+        typer.Option("--precision", metavar="P", help="Of the kernels: fp32 (default) or tf32."),
     ] = None,
+    allow_tf32: Annotated[
+        bool,
+        typer.Option(
+            "--allow-tf32", help="The same as --precision tf32: NVIDIA's tensor cores multiply."
+        ),
+    ] = False,
     given: Annotated[
         list[str] | None,
         typer.Option(
@@ -156,6 +163,12 @@ def compile_(
     from edgesdk import api
     from edgesdk.profiles import target_families
 
+    if allow_tf32:
+        if precision not in (None, "tf32"):
+            raise UsageError(
+                f"--allow-tf32 contradicts --precision {precision}", hint="give one of them"
+            )
+        precision = "tf32"
     works = plan_works(model, target, parse_shapes(shape), precision, output, device=device)
     if device is not None and not any(work.profile in target_families() for work in works):
         raise UsageError(
@@ -269,6 +282,7 @@ def _result(bundle: Bundle, duration_s: float) -> dict[str, Any]:
         "bundle": bundle.path.absolute(),
         "name": manifest.name,
         "target": manifest.target,
+        "precision": manifest.precision,
         "library_bytes": bundle.library.stat().st_size,
         "weights_bytes": manifest.weights_bytes,
         "activations_bytes": manifest.arena_bytes,
@@ -304,6 +318,7 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
         [
             ("bundle", _shown(bundle.path)),
             ("target", f"{manifest.target}: {manifest.description}"),
+            *([("precision", manifest.precision)] if manifest.precision != "fp32" else []),
             *(("input", f"{t.name} {_tensor(t.dtype, t.shape)}") for t in manifest.inputs),
             *(("output", f"{t.name} {_tensor(t.dtype, t.shape)}") for t in manifest.outputs),
             ("library", size_text(bundle.library.stat().st_size)),
@@ -323,6 +338,7 @@ _IMAGE_TEXTS = {
     "ptx": "PTX for GPUs after sm_{architecture}, by {compiler}, for drivers of CUDA {driver} and"
     " later",
     "opencl": "OpenCL {driver}, compiled by {compiler}",
+    "metal": "Metal {driver}, compiled by {compiler}",
 }
 
 
@@ -361,7 +377,8 @@ def _warn(bundle: Bundle) -> None:
     for reason, count in manifest.build.get("records_skipped", {}).items():
         console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
     # Beyond it, "verified" alone would promise too much; a quantised network's says another thing.
-    if FP16_TOLERANCE < manifest.verification.tolerance < QUANTISED_TOLERANCE:
+    usual = max(FP16_TOLERANCE, find_precision(manifest.precision).tolerance)
+    if usual < manifest.verification.tolerance < QUANTISED_TOLERANCE:
         console.warn(
             f"{manifest.target}: the reference differs from itself when it computes in another"
             f" order, so results were compared within {manifest.verification.tolerance:.2g} only"

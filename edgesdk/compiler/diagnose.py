@@ -277,7 +277,7 @@ class _Search:
         tolerances = {
             name: QUANTISED_TOLERANCE
             if self._layered.quantised
-            else tolerance_of({name: array}, {name: other[name]})
+            else max(tolerance_of({name: array}, {name: other[name]}), self._probe.tolerance)
             for name, array in expected.items()
         }
         return expected, tolerances

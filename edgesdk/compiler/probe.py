@@ -22,11 +22,15 @@ Execute = Callable[[Path, Path, "Sequence[np.ndarray]", int], "list[np.ndarray]"
 
 @dataclass(frozen=True)
 class Probe:
-    """How to compile for `profile` with the tuned schedules of `lookup`, and where to run."""
+    """How to compile for `profile` with the tuned schedules of `lookup`, and where to run.
+
+    `tolerance` is allowed whatever the reference itself moves by (`Precision.tolerance`).
+    """
 
     profile: TargetProfile
     execute: Execute
     lookup: Lookup | None = None
+    tolerance: float = 0.0
 
     def run(
         self,

@@ -111,11 +111,13 @@ def verify_layers(
     from edgesdk.compiler.diagnose import compare_layers
     from edgesdk.compiler.probe import Probe
     from edgesdk.deploy.run import golden_inputs
+    from edgesdk.precision import find_precision, in_precision
     from edgesdk.profiles import load_target
     from edgesdk.tuning.lookup import RecordLookup
 
     manifest = placed.bundle.manifest
-    profile = load_target(manifest.target)
+    precision = find_precision(manifest.precision)
+    profile = in_precision(load_target(manifest.target), precision)
     progress("importing the model")
     source = import_original(placed, model).source
 
@@ -126,7 +128,7 @@ def verify_layers(
         return _run_library(placed, library, launcher, inputs, count)
 
     with RecordLookup(profile, None) as lookup:
-        probe = Probe(profile, execute, lookup)
+        probe = Probe(profile, execute, lookup, precision.tolerance)
         results = compare_layers(source, golden_inputs(placed.bundle), probe, progress)
     return tuple(
         LayerCheck(
