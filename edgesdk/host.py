@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76
 # cl_device_type of the OpenCL API.
 _DEVICE_TYPE_ALL = 0xFFFFFFFF
+_METAL = "/System/Library/Frameworks/Metal.framework/Metal"
 
 # The levels of the x86-64 psABI, best first, with what each adds to the one below it as
 # /proc/cpuinfo names it ("pni" is SSE3, "abm" has LZCNT).
@@ -224,9 +226,16 @@ def _read(path: Path) -> str:
 
 def require_gpu(gpu: GpuInfo) -> None:
     """Raises ToolMissingError, with the reason, if this machine has no GPU that `gpu` describes."""
-    reason = _cuda_reason(gpu) if gpu.api == "cuda" else _opencl_reason()
+    reasons: dict[str, Callable[[], str | None]] = {
+        "cuda": lambda: _cuda_reason(gpu),
+        "opencl": _opencl_reason,
+        "metal": _metal_reason,
+    }
+    reason = reasons[gpu.api]()
     if reason is not None:
-        raise ToolMissingError(reason, hint="`edgesdk verify BUNDLE --device D` checks it there")
+        there = "edgesdk-run LIBRARY --selftest golden"  # docs/apple.md
+        check = there if gpu.api == "metal" else "edgesdk verify BUNDLE --device D"
+        raise ToolMissingError(reason, hint=f"`{check}` checks it there")
 
 
 def _cuda_reason(gpu: GpuInfo) -> str | None:
@@ -248,6 +257,18 @@ def _cuda_reason(gpu: GpuInfo) -> str | None:
     if gpu.ptx is not None and gpu.ptx <= have:
         return None
     return f"the GPU here is sm_{have}"
+
+
+def _metal_reason() -> str | None:
+    """Asks for the device (Metal, "MTLCreateSystemDefaultDevice"); None if there is one."""
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(os.environ.get("EDGESDK_METAL_LIBRARY") or _METAL)
+    except OSError:
+        return "no Metal here: it is on Apple's systems only"
+    library.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
+    return None if library.MTLCreateSystemDefaultDevice() else "Metal finds no GPU here"
 
 
 def _opencl_reason() -> str | None:

@@ -24,8 +24,8 @@ _SYMBOL_TABLE = b"__.SYMDEF"
 _ALLOW_STACK_EXECUTION = 0x20000
 _PIE = 0x200000
 
-# Every program has this symbol, for itself.
-_PROGRAM_HEADER = "_mh_execute_header"
+# Symbols that linkers make for each file, for itself: where it begins. zig shows them since 0.16.
+_LINKERS_OWN = ("_mh_execute_header", "_mh_dylib_header", "__dso_handle")
 
 # Load commands.
 _SYMTAB, _LOAD_DYLIB, _ID_DYLIB, _BUILD_VERSION = 0x02, 0x0C, 0x0D, 0x32
@@ -115,7 +115,7 @@ def _read(data: bytes) -> MachOImage:
             version = f"{oldest >> 16}.{oldest >> 8 & 0xFF}"
         elif command == _SYMTAB:
             for symbol, type_byte in _symbols(data, place):
-                if symbol == _PROGRAM_HEADER:
+                if symbol in _LINKERS_OWN:
                     continue
                 if type_byte & _N_EXT and not type_byte & (_N_STAB | _N_PEXT):
                     (exports if type_byte & _N_TYPE else undefined).append(symbol)

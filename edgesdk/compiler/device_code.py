@@ -49,7 +49,7 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class DeviceCode:
-    """`source` holds the functions of all `kernels` (by symbol), in CUDA C++ or OpenCL C."""
+    """`source` has the functions of all `kernels` (by symbol), in the language of the GPU's API."""
 
     source: str
     kernels: dict[str, DeviceKernel]
@@ -87,7 +87,9 @@ def generate(functions: dict[str, Any], target: Any) -> DeviceCode:
             hint="please report this with the model's operators (`edgesdk inspect`)",
         ) from error
     host_functions = {gv.name_hint: function for gv, function in host.functions.items()}
-    return DeviceCode(source, {name: _read_host(name, host_functions[name]) for name in functions})
+    kernels = {name: _read_host(name, host_functions[name]) for name in functions}
+    _check_arguments(kernels, target)
+    return DeviceCode(source, kernels)
 
 
 _COMPILER = "tvm_callback_cuda_compile"
@@ -176,6 +178,15 @@ def _without_vectors(module: Any, names: set[str]) -> Any:
             for variable, function in module.functions.items()
         }
     )
+
+
+def _check_arguments(kernels: dict[str, DeviceKernel], target: Any) -> None:
+    """Metal binds each tensor to one of few places; where TVM knows of a limit it only warns."""
+    most = target.attrs.get("max_function_args")
+    for name, kernel in kernels.items():
+        count = max(len(launch.args) for launch in kernel.launches)
+        if most is not None and 0 < int(most) < count:
+            raise CompileError(f"kernel {name} takes {count} tensors, the GPU's kernels {most}")
 
 
 @dataclass

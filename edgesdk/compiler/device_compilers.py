@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edgesdk.compiler import cuda, opencl
+from edgesdk.compiler import cuda, metal, opencl
 from edgesdk.compiler.device_code import DeviceCode
 from edgesdk.profiles import GpuInfo
 
-_COMPILERS = {"cuda": cuda, "opencl": opencl}
-_ADAPT = {"cuda": cuda.start_early, "opencl": opencl.adapt}
+_COMPILERS = {"cuda": cuda, "opencl": opencl, "metal": metal}
+_ADAPT = {"cuda": cuda.start_early, "opencl": opencl.adapt, "metal": metal.adapt}
 
 
 def adapt(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:

@@ -41,9 +41,10 @@ _IMAGE_FORMATS = {
     "cubin": "kEdgertCubin",
     "ptx": "kEdgertPtx",
     "opencl": "kEdgertOpenclSource",
+    "metal": "kEdgertMetalSource",
 }
 # The driver that runs device code -> what edgert calls it.
-_ACCELERATORS = {"cuda": "edgert_cuda", "opencl": "edgert_opencl"}
+_ACCELERATORS = {"cuda": "edgert_cuda", "opencl": "edgert_opencl", "metal": "edgert_metal"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Port:
 
 @dataclass(frozen=True)
 class DeviceImages:
-    """Code of the accelerator in all its forms; `api` names the driver ("cuda" or "opencl")."""
+    """Code of the accelerator in all its forms; `api` is that of GpuInfo."""
 
     api: str
     images: tuple[Image, ...]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, te
+from tvm import relax, te, topi
 
 from edgesdk.compiler import cuda, device_code, gate
 from edgesdk.compiler.device_code import DeviceKernel, Launch
@@ -109,7 +109,15 @@ def test_tiles_that_do_not_fit_are_refused(knob: str, value: int, reason: str) -
 
 @pytest.mark.parametrize("size", [7, 13, 14, 56])
 @pytest.mark.parametrize(
-    "target", [TARGET, "jetson-nano", "linux-x86_64-opencl", "linux-aarch64-mali"]
+    "target",
+    [
+        TARGET,
+        "jetson-nano",
+        "linux-x86_64-opencl",
+        "linux-aarch64-mali",
+        "macos-arm64-metal",
+        "ios-arm64-metal",
+    ],
 )
 def test_convolutions_get_their_template(target: str, size: int) -> None:
     """The rung below would give right results, too, at a fraction of the speed."""
@@ -120,6 +128,20 @@ def test_convolutions_get_their_template(target: str, size: int) -> None:
     threads = [math.prod(n.grid) * math.prod(n.block) for n in code.kernels["k"].launches]
     # At least as many as one for every 8 x 8 results.
     assert threads[0] >= 128 * size * size / 64
+
+
+def test_a_kernel_of_too_many_tensors_is_refused() -> None:
+    """Metal has places for 31; such a kernel then runs on the CPU."""
+    profile = load_target("macos-arm64-metal")
+    for count, fits in ((30, True), (31, False)):
+        parts = [te.placeholder((4,), name=f"x{i}") for i in range(count)]
+        function = te.create_prim_func([*parts, topi.concatenate(parts)])
+        scheduled, _ = schedule_kernels({"k": function}, profile)
+        if fits:
+            device_code.generate(scheduled, tvm.target.Target(profile.tvm))
+            continue
+        with pytest.raises(CompileError, match="kernel k takes 32 tensors, the GPU's kernels 31"):
+            device_code.generate(scheduled, tvm.target.Target(profile.tvm))
 
 
 def test_a_prime_number_of_columns_gets_the_template() -> None:

@@ -72,6 +72,11 @@ def test_what_a_library_is_and_needs(tmp_path: Path) -> None:
     assert image.moves and image.signed and not image.stack_executes
 
 
+def test_the_linkers_own_symbols_are_no_exports(tmp_path: Path) -> None:
+    own = [("___dso_handle", EXPORTED), ("__mh_dylib_header", EXPORTED), ("_f", EXPORTED)]
+    assert read_image(write(tmp_path, symbols=own)).exports == ("f",)
+
+
 def test_symbols_for_debuggers_are_no_exports(tmp_path: Path) -> None:
     symbols = [("_edgesdk_get_api", EXPORTED), ("_k0", DEBUG), ("_k1", 0x0E)]
     assert read_image(write(tmp_path, symbols=symbols)).exports == ("edgesdk_get_api",)

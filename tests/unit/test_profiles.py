@@ -70,6 +70,8 @@ def test_the_promised_targets_are_shipped() -> None:
         "windows-x86_64",
         "macos-arm64",
         "ios-arm64",
+        "macos-arm64-metal",
+        "ios-arm64-metal",
     } <= set(target_names())
 
 

@@ -108,7 +108,7 @@ struct Encoder : Object {
 
 struct World {
   std::recursive_mutex mutex;
-  FakeMetalSettings settings;
+  FakeMetalSettings settings{true, true, uint64_t{1} << 28, uint64_t{1} << 30};
   std::map<std::string, FakeMetalKernel> known;
   std::map<std::string, int> failures;
   std::map<std::string, int> calls;
@@ -565,7 +565,7 @@ void MakeClasses() {
 EXPORT void fake_metal_reset() {
   World& world = TheWorld();
   std::lock_guard<std::recursive_mutex> lock(world.mutex);
-  world.settings = FakeMetalSettings{true, true, uint64_t{1} << 28, uint64_t{1} << 30};
+  world.settings = World().settings;
   world.known.clear();
   world.failures.clear();
   world.calls.clear();
