@@ -68,7 +68,7 @@ class GpuInfo:
     `alignment_bytes`: a kernel takes tensors that begin at multiples of this (OpenCL:
     CL_DEVICE_MEM_BASE_ADDR_ALIGN / 8). `integrated`: CPU and GPU use the same memory. `cuda` is the
     CUDA version of the oldest driver among such devices: code is made by a compiler that is no
-    newer, if one is installed. `tf32`: products may take floats without their last 13 bits.
+    newer, if one is installed.
     """
 
     api: Literal["cuda", "opencl", "metal"]
@@ -82,7 +82,6 @@ class GpuInfo:
     ptx: int | None = None
     integrated: bool = False
     cuda: str | None = None
-    tf32: bool = False
 
     def __post_init__(self) -> None:
         if self.cuda is not None and not re.fullmatch(r"\d+\.\d+", self.cuda):
@@ -176,7 +175,8 @@ class Emulator:
 
 @dataclass(frozen=True)
 class TargetProfile:
-    """A target. `tvm` is the [tvm] table, which goes to tvm.target.Target untouched."""
+    """A target. `tvm` is the [tvm] table, which goes to tvm.target.Target untouched. `precision` is
+    what the kernels compute with, the name of one of `edgesdk.precision`; no file sets it."""
 
     name: str
     description: str
@@ -188,6 +188,7 @@ class TargetProfile:
     gpu: GpuInfo | None = None
     board: BoardInfo | None = None
     path: Path | None = None
+    precision: str = "fp32"
 
     def host(self) -> TargetProfile:
         """The same device without its GPU."""
@@ -310,7 +311,7 @@ def _load_profile(path: Path) -> TargetProfile:
             contract=host.contract,
             path=path,
         )
-    given = {"name": path.stem, "path": path}
+    given = {"name": path.stem, "path": path, "precision": "fp32"}
     profile = check_table(data, TargetProfile, where=str(path), given=given)
     if not isinstance(profile.tvm.get("kind"), str):
         raise ConfigError(f"{path}: the key 'tvm.kind' is missing", hint='add kind = "llvm"')

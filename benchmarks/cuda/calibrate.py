@@ -84,9 +84,13 @@ def function_of(shape: tuple[int, ...], products: str) -> tuple[Any, list[int]]:
     w = te.placeholder(packed.shape, dtype, name="w")
     b = te.placeholder((1, -(-outputs // 4), 1, 4), dtype, name="b")
     y = conv2d(x, w, config)
-    zero = tirx.const(0, dtype)
+    zero = tirx.const(0, "float32")
     z = te.compute(
-        y.shape, lambda n, o, p, c: te.max(y[n, o, p, c] + b[n, o, 0, c], zero), name="z"
+        y.shape,
+        lambda n, o, p, c: te.max(y[n, o, p, c] + b[n, o, 0, c].astype("float32"), zero).astype(
+            dtype
+        ),
+        name="z",
     )
     parameters = [x, w, b, z]
     sizes = [np.dtype(dtype).itemsize * math.prod(map(int, p.shape)) for p in parameters]

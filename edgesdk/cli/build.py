@@ -134,7 +134,7 @@ def compile_(
     shape: Shapes = None,
     precision: Annotated[
         str | None,
-        typer.Option("--precision", metavar="P", help="Of the kernels: fp32 (default) or tf32."),
+        typer.Option("--precision", metavar="P", help="Of the kernels: fp32, tf32 or fp16."),
     ] = None,
     allow_tf32: Annotated[
         bool,

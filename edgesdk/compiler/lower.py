@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgesdk.compiler.half import store_in_halves
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules.dot import has_dot
 from edgesdk.schedules.in_floats import sum_in_floats
@@ -35,4 +36,7 @@ def lower(module: Any, profile: TargetProfile) -> Any:
     ]
     # For GPUs TVM has scatters with threads of their own and sizes that no plan knows.
     with tvm.target.Target(profile.host().tvm):
-        return tvm.transform.Sequential(passes)(module)
+        module = tvm.transform.Sequential(passes)(module)
+    if profile.precision == "fp16":
+        module = store_in_halves(module, tensors=profile.gpu is not None)
+    return module

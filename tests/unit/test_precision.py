@@ -12,7 +12,7 @@ from edgesdk.profiles import load_target
 def test_tf32_needs_tensor_cores_that_have_it() -> None:
     tf32 = find_precision("tf32")
     profile = in_precision(load_target("cuda-sm_80"), tf32)
-    assert profile.gpu is not None and profile.gpu.tf32
+    assert profile.precision == "tf32"
     for name in ("cuda-sm_75", "jetson-agx-xavier", "rpi4", "linux-aarch64-mali"):
         with pytest.raises(UsageError, match=f"{name} has no TF32") as caught:
             in_precision(load_target(name), tf32)
@@ -23,7 +23,7 @@ def test_fp32_changes_nothing() -> None:
     """No profile allows TF32 by itself."""
     profile = load_target("cuda-sm_90")
     assert in_precision(profile, find_precision("fp32")) == profile
-    assert profile.gpu is not None and not profile.gpu.tf32
+    assert profile.precision == "fp32"
 
 
 def test_unknown() -> None:

@@ -46,7 +46,7 @@ class GpuRewriter(Rewriter):
         ):
             packed = tensor_cores.pack_conv2d(weight, plain=plain)
             kernel, hint = tensor_cores.conv2d, f"conv2d_{config.kind}"
-        elif not plain and weight.dtype == np.float32 and self._winograd_pays(config):
+        elif not plain and self._winograd_pays(config):
             return self._winograd(source, weight, config)
         else:
             packed = gemm.pack_conv2d(weight, config, plain=plain)
@@ -110,5 +110,5 @@ class GpuRewriter(Rewriter):
         """Whether tensor cores multiply `rows` rows of numbers of type `dtype`."""
         gpu = self.profile.gpu
         assert gpu is not None
-        allowed = dtype == "float16" or (dtype == "float32" and gpu.tf32)
+        allowed = dtype == "float32" and self.profile.precision in ("tf32", "fp16")
         return allowed and rows >= gemm.MIN_PIXELS and tensor_cores.has_tensor_cores(gpu)

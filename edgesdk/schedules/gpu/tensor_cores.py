@@ -147,16 +147,13 @@ def product(left: Any, right: Any, *, gathered: bool = False) -> Any:
         a, w = (x if x.dtype == "float32" else x.astype("float32") for x in operands)
         return te.sum(a * w, axis=[rk, rc])
 
-    sums = te.compute(
+    return te.compute(
         (n, int(right.shape[1]), pixels, VECTOR),
         element,
         name="product",
         attrs={"edgesdk.template": NAME, "edgesdk.dtype": str(left.dtype)}
         | ({"edgesdk.gathered": 1} if gathered else {}),
     )
-    if left.dtype == "float32":
-        return sums
-    return te.compute(sums.shape, lambda *at: sums[at].astype(left.dtype), name="rounded")
 
 
 @dataclass(frozen=True)
@@ -177,12 +174,13 @@ class Problem:
         return 4 if self.dtype == "float32" else 2
 
 
-def problem_of(sch: Any, block: Any) -> Problem:
-    """The problem of the template's `block`."""
+def problem_of(sch: Any, block: Any, precision: str = "fp32") -> Problem:
+    """The problem of the template's `block`, whose operands become halves with "fp16"."""
     definition = sch.get(block)
     n, o, p, _, k, _ = (int(v.dom.extent) for v in definition.iter_vars)
     notes = definition.annotations
-    return Problem(n, o, p, k, str(notes["edgesdk.dtype"]), "edgesdk.gathered" in notes)
+    dtype = "float16" if precision == "fp16" else str(notes["edgesdk.dtype"])
+    return Problem(n, o, p, k, dtype, "edgesdk.gathered" in notes)
 
 
 _MAX_SPLIT = 16
@@ -272,26 +270,26 @@ def default_of(problem: Problem, gpu: GpuInfo) -> Knobs:
 class CostConstants:
     """The constants of `cost_of`, in cycles and bytes."""
 
-    multiply: float = 12.9  # a fragment times 16 terms, TF32
-    half_multiply: float = 5.49
-    load: float = 5.87  # an operand's 16 times 16 numbers from shared memory, in floats
-    fetch: float = 0.02  # a byte of a tile from the L2 cache
-    copy: float = 0.102  # a vector of 4 numbers of a tile
-    gather: float = 1.69  # the same if each number is found by itself
-    step_start: float = 32.6
-    warp_start: float = 11.4
-    shared_blocks: float = 6.67  # what a multiprocessor holds, in what a block may take
-    whole_rounds: float = 0.244
-    overlap: float = 0.296
-    full_warps: float = 11.7
-    gaps: float = 0.435
-    latency: float = 837
-    stage_hides: float = 1.61
-    latency_alone: float = 741  # where no copy is ahead, each step waits
-    block_start: float = 740
-    launch: float = 2131
-    split_launch: float = 2449
-    split_bytes: float = 43.7
+    multiply: float = 15.5  # a fragment times 16 terms, TF32
+    half_multiply: float = 6.65
+    load: float = 9.8  # an operand's 16 times 16 numbers from shared memory, in floats
+    fetch: float = 0.0189  # a byte of a tile from the L2 cache
+    copy: float = 0.0601  # a vector of 4 numbers of a tile
+    gather: float = 1.61  # the same if each number is found by itself
+    step_start: float = 18.2
+    warp_start: float = 13.2
+    shared_blocks: float = 4.23  # what a multiprocessor holds, in what a block may take
+    whole_rounds: float = 0.117
+    overlap: float = 0.335
+    full_warps: float = 10.3
+    gaps: float = 0.374
+    latency: float = 1208
+    stage_hides: float = 1.95
+    latency_alone: float = 516  # where no copy is ahead, each step waits
+    block_start: float = 982
+    launch: float = 2407
+    split_launch: float = 1805
+    split_bytes: float = 29.6
 
 
 FITTED = CostConstants()
@@ -341,36 +339,31 @@ def cost_of(knobs: Knobs, problem: Problem, gpu: GpuInfo, c: CostConstants = FIT
 
 def _space(sch: Any, block: Any, profile: TargetProfile) -> Space:
     assert profile.gpu is not None
-    return space_of(problem_of(sch, block), profile.gpu)
+    return space_of(problem_of(sch, block, profile.precision), profile.gpu)
 
 
 def _default(sch: Any, block: Any, profile: TargetProfile) -> Knobs:
     assert profile.gpu is not None
-    return default_of(problem_of(sch, block), profile.gpu)
+    return default_of(problem_of(sch, block, profile.precision), profile.gpu)
 
 
 def _checker(sch: Any, block: Any, profile: TargetProfile) -> Callable[[Knobs], None]:
     assert profile.gpu is not None
-    return partial(check, problem=problem_of(sch, block), gpu=profile.gpu)
+    return partial(check, problem=problem_of(sch, block, profile.precision), gpu=profile.gpu)
 
 
 def _schedule(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) -> None:
     assert profile.gpu is not None
-    problem = problem_of(sch, block)
+    problem = problem_of(sch, block, profile.precision)
     check(knobs, problem, profile.gpu)
     if knobs["split"] > 1:
         block, part = gemm.split_sums(sch, block, knobs["split"])
         sch.reorder(part, *sch.get_loops(block)[:4])
         sums = sch.cache_write(block, 0, "wmma.accumulator")
         _schedule_tile(sch, block, sums, None, problem.dtype, knobs)
-    elif problem.dtype == "float32":
+    else:
         out = epilogue_of(sch, block)
         sums = sch.cache_write(block, 0, "wmma.accumulator")
-        _schedule_tile(sch, block, sums, out, problem.dtype, knobs)
-    else:
-        (sums,) = sch.get_consumers(block)  # rounds them
-        out = epilogue_of(sch, sums)
-        sch.set_scope(block, 0, "wmma.accumulator")
         _schedule_tile(sch, block, sums, out, problem.dtype, knobs)
 
 
@@ -397,8 +390,10 @@ def _schedule_tile(
         sch.compute_at(stage, k_outer, preserve_unit_loops=True)
         _spread(sch, sch.get_loops(stage)[3:], knobs)
         sch.storage_align(stage, 0, axis, 4 * padding, padding)
+        sch.unsafe_set_dtype(stage, 0, dtype)
     if out is not None:
         sch.set_scope(sums, 0, "shared")
+        sch.unsafe_set_dtype(sums, 0, dtype)
         sch.reverse_compute_at(out, grid, preserve_unit_loops=True)
         _spread(sch, sch.get_loops(out)[1:], knobs)
     if knobs["stages"] > 0 and tiles.extent(sch, k_outer) > knobs["stages"]:
