@@ -107,7 +107,7 @@ typedef struct edgesdk_memory_info {
  * it is passed; zero means that a field has no meaning for this kind of device. */
 typedef struct edgesdk_device_info {
   size_t struct_size;
-  const char* kind;           /* "cpu", "cuda" or "opencl" */
+  const char* kind;           /* "cpu", "cuda", "opencl" or "metal" */
   const char* name;           /* as its driver gives it; "" for the CPU */
   int32_t index;              /* as in edgesdk_options */
   int32_t compute_capability; /* CUDA: 10 * major + minor */
@@ -124,7 +124,7 @@ typedef struct edgesdk_device_info {
   size_t activations_bytes;   /* on the device, of this handle */
   size_t io_bytes;            /* on the device, of this handle: inputs and outputs */
   const char* driver;         /* OpenCL: the versions of device and driver, otherwise NULL */
-  uint64_t load_ns;           /* OpenCL: what it took to build the code or to read it */
+  uint64_t load_ns;           /* OpenCL, Metal: what it took to build the code or to read it */
   int32_t code_from_cache;    /* OpenCL: 1: the code was built by an earlier process */
   const char* code_cache;     /* OpenCL: the file that keeps it, or "not kept: REASON" */
 } edgesdk_device_info;
@@ -144,7 +144,8 @@ typedef struct edgesdk_options {
   int32_t device_index;
   /* The queue that runs use, for example a cudaStream_t (CUstream) made by the caller; it must
    * outlive the handle. NULL: a queue of the handle's own. Runs return when their work is done.
-   * OpenCL: a cl_command_queue, whose device and context are used. */
+   * OpenCL: a cl_command_queue, whose device and context are used. Metal: an MTLCommandQueue, which
+   * is retained, and whose device is used. */
   void* device_stream;
   /* Where OpenCL code is kept once it is built. NULL: EDGESDK_CACHE_DIR from the environment, or
    * the user's cache folder. Apps for Android have neither: give them Context.getCodeCacheDir(). */

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,19 +61,41 @@ def generate(functions: dict[str, Any], target: Any) -> DeviceCode:
     `target` is a TVM target with a host. Raises CompileError if a kernel cannot be split into
     launches of fixed size.
     """
+    try:
+        return _generate(functions, target)
+    except CompileError:
+        if target.kind.name != "metal":
+            raise
+    # For Metal TVM turns arrays that are accessed by vectors, too, into arrays of vectors, and
+    # stops where it cannot tell which lane an access is to (VectorTypeRewriter).
+    scalar = {name for name, function in functions.items() if _fails({name: function}, target)}
+    return _generate(functions, target, scalar)
+
+
+def _fails(functions: dict[str, Any], target: Any) -> bool:
+    try:
+        _generate(functions, target)
+    except CompileError:
+        return True
+    return False
+
+
+def _generate(functions: dict[str, Any], target: Any, scalar: Collection[str] = ()) -> DeviceCode:
+    """As `generate`; the functions `scalar` go through vectors one element after the other."""
     import tvm
 
     module = tvm.IRModule(
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
+    module = _without_vectors(module, scalar)
     # Copies that a schedule marks as asynchronous become such; it marks none for an old GPU.
     config = {"tirx.use_async_copy": True} if target.kind.name == "cuda" else {}
     config |= dict(tvm.transform.PassContext.current().config)
     try:
         with tvm.transform.PassContext(config=config):
             host, device, device_target = _split(module, target)
-            if scalar := _with_vectors_of_bools(device, target.kind.name):
-                module = _without_vectors(module, scalar)
+            if bools := _with_vectors_of_bools(device, target.kind.name):
+                module = _without_vectors(module, bools)
                 host, device, device_target = _split(module, target)
         with _no_compiler():
             source = str(
@@ -158,7 +180,7 @@ def _is_vector_of_bools(node: Any) -> bool:
     return re.fullmatch(r"boolx\d+", str(node.ty)) is not None
 
 
-def _without_vectors(module: Any, names: set[str]) -> Any:
+def _without_vectors(module: Any, names: Collection[str]) -> Any:
     """`module` whose functions `names` go through vectors one element after the other."""
     import tvm
     import tvm_ffi
