@@ -34,6 +34,14 @@ _C_NAMES = (
     *("tanf", "tanhf", "truncf"),
 )
 _RENAMED = {"nearbyint": "rint", "nearbyintf": "rint"}
+# Sums of 8 and 16 bits are int in C++. Functions of two arguments then have one of either type,
+# which fits none better than others.
+_SELECT = "#define select(otherwise, chosen, where) ((where) ? (chosen) : (otherwise))\n"
+_OF_TWO_TYPES = """\
+template <typename A, typename B> inline auto max(A a, B b) { return a < b ? b : a; }
+template <typename A, typename B> inline auto min(A a, B b) { return b < a ? b : a; }
+"""
+_SMALL_INTEGER = re.compile(r"\b(?:u?char|u?short)\d?\b")
 
 
 def adapt(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:
@@ -73,8 +81,13 @@ def _with_aligned_arrays(function: str) -> str:
 def _defines(source: str) -> str:
     """What gives functions that are called in `source` their names in Metal's language."""
     names = {name: name.removesuffix("f") for name in _C_NAMES} | _RENAMED
-    called = sorted(set(re.findall(r"\b(\w+)\(", source)) & names.keys())
-    return "".join(f"#define {name} {names[name]}\n" for name in called)
+    called = set(re.findall(r"\b(\w+)\(", source))
+    text = "".join(f"#define {name} {names[name]}\n" for name in sorted(called & names.keys()))
+    if "select" in called:
+        text += _SELECT
+    if called & {"max", "min"} and _SMALL_INTEGER.search(source):
+        text += _OF_TWO_TYPES
+    return text
 
 
 def compile_images(source: str, gpu: GpuInfo, *, keep: bool = True) -> tuple[Image, ...]:

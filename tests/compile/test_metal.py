@@ -39,6 +39,7 @@ CASES = (
     "test_erf",
     "test_gather_0",
     "test_mod_mixed_sign_float32",
+    "test_mod_mixed_sign_int8",
     "test_pow",
     "test_round",
     "test_softmax_axis_0",
