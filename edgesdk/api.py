@@ -180,9 +180,15 @@ def _verified(
             model=imported.source,
             probe=Probe(profile, gate.executor(profile, toolchain), lookup, allowed),
             folder=destination.with_name(f"{destination.name}.mismatch"),
-            command=lambda words: shlex.join(["edgesdk", "compile", *words, "--target", target]),
+            command=lambda words: shlex.join(
+                ["edgesdk", "compile", *words, "--target", target, *_precision_words(profile)]
+            ),
         ) from error
     return samples, gate.with_remark(verification, imported, samples)
+
+
+def _precision_words(profile: TargetProfile) -> list[str]:
+    return [] if profile.precision == "fp32" else ["--precision", profile.precision]
 
 
 def _fill(

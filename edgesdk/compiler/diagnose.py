@@ -99,8 +99,7 @@ def explain(
         )
     overflow = ""
     if mismatch.difference.nonfinite and result.overflows:
-        kind = search.values[result.difference.name].dtype
-        overflow = f", whose numbers overflow {kind}"
+        overflow = f", whose numbers {_overflow(search.values[result.difference.name], probe)}"
     return VerificationError(
         f"{mismatch.message}, first in the layer {result.layer}{overflow}",
         hint=f"{folder} shows it with {cut.size}; see its README.md, and please send it",
@@ -119,6 +118,17 @@ def compare_layers(
     search = _Search(layered, inputs, probe)
     progress(f"compiling with {len(layered.tensors)} tensors as outputs")
     return search.all_layers()
+
+
+def _overflow(values: np.ndarray, probe: Probe) -> str:
+    """How `values`, as the reference computes them, overflow what they are stored in."""
+    import numpy as np
+
+    kind = "float16" if probe.profile.precision == "fp16" else str(values.dtype)
+    largest = np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    limit = np.finfo(kind).max
+    beyond = f": {largest:.6g} is more than {limit:.6g}" if largest > limit else ""
+    return f"overflow {kind}{beyond}"
 
 
 def nonfinite_origin(model: Path, inputs: Arrays) -> Layer | None:

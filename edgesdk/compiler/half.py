@@ -20,7 +20,7 @@ from edgesdk.schedules.walk import constant_of, type_of
 # Smaller constants (biases, scales) save nothing, and would lose.
 _SMALL = 1024
 _LARGEST = 65504.0  # of half precision
-_WIDEN, _ROUND = "from_half", "to_half"
+_WIDEN, _ROUND, _ALONE = "from_half", "to_half", "widen"
 
 
 @dataclass
@@ -55,12 +55,10 @@ class _Halver:
 
     def run(self) -> Any:
         import tvm
-        from tvm import relax
         from tvm.relax import transform
 
         outputs = self.main.body.body
-        fields = outputs.fields if isinstance(outputs, relax.Tuple) else [outputs]
-        self.kept = {each.id_ for each in fields if isinstance(each, relax.Var)}
+        self.kept = set(_variables(outputs, self.main.body.blocks))
         parameters = list(self.main.params)
         with self.bb.function("main", parameters, attrs=dict(self.main.attrs or {})):
             for parameter in parameters:
@@ -71,7 +69,10 @@ class _Halver:
             self.bb.emit_func_output(self._wide(outputs))
         built = self.wrappers.get()
         functions = {gv: f for gv, f in built.functions.items() if gv.name_hint != "main"}
-        main = self.bb.get()["main"].with_attr("global_symbol", "main")
+        # Those that widen between kernels have names of their own.
+        built = self.bb.get()
+        functions |= {gv: f for gv, f in built.functions.items() if gv.name_hint != "main"}
+        main = built["main"].with_attr("global_symbol", "main")
         functions[self.module.get_global_var("main")] = main
         module = tvm.IRModule(functions, global_infos=dict(self.module.global_infos))
         passes = [transform.FuseTIR(), transform.DeadCodeElimination()]
@@ -127,7 +128,7 @@ class _Halver:
 
     def _wide_of(self, value: _Value) -> Any:
         if value.wide is None:
-            value.wide = self.bb.emit_te(_widened, value.half, primfunc_name_hint=_WIDEN)
+            value.wide = self.bb.emit_te(_widened, value.half, primfunc_name_hint=_ALONE)
         return value.wide
 
     # Kernels.
@@ -225,6 +226,19 @@ class _Halver:
                 )
             made = bb.emit_func_output(out)
         return made
+
+
+def _variables(outputs: Any, blocks: Sequence[Any]) -> list[int]:
+    """The handles of the variables that `outputs` returns, alone or in a tuple."""
+    from tvm import relax
+
+    if isinstance(outputs, relax.Tuple):
+        return [each.id_ for each in outputs.fields if isinstance(each, relax.Var)]
+    if not isinstance(outputs, relax.Var):
+        return []
+    bound = [b.value for block in blocks for b in block.bindings if b.var.id_ == outputs.id_]
+    inner = _variables(bound[0], blocks) if bound and isinstance(bound[0], relax.Tuple) else []
+    return [outputs.id_, *inner]
 
 
 def _types(type_: Any) -> list[Any]:
