@@ -355,6 +355,7 @@ def tune(
     device: str = "local",
     example_inputs: Sequence[Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    precision: str = "fp32",
     output: str | Path | None = None,
     tracker: str | None = None,
     key: str | None = None,
@@ -366,7 +367,7 @@ def tune(
 ) -> TuneResult:
     """Searches for the fastest code of each layer of a model on a device, and writes a bundle.
 
-    `model` and `example_inputs` are those of `compile`. `tracker` ("host:port") and `key` name
+    `model`, `example_inputs` and `precision` are those of `compile`. `tracker` ("host:port") and `key` name
     devices behind TVM's RPC tracker, instead of `device`. What is measured is recorded at once, in
     the user's database or in `records`. `report` is an HTML file that is kept up to date, by
     default beside the bundle. `show` hears of every trial. How to search are the fields of
@@ -378,6 +379,7 @@ def tune(
     KeyboardInterrupt ends the search only.
     """
     from edgesdk.deploy.connected import connected_target
+    from edgesdk.precision import find_precision, in_precision
     from edgesdk.profiles import load_target
     from edgesdk.tuning.options import TuneOptions
     from edgesdk.tuning.place import Board, Place, Tracked
@@ -389,7 +391,12 @@ def tune(
     if (tracker is None) != (key is None):
         raise UsageError("a tracker and a key belong together", hint="--tracker host:port --key K")
     asked = connected_target(target, device if tracker is None else None)
-    profile = load_target(asked)
+    profile = in_precision(load_target(asked), find_precision(precision))
+    if precision == "fp16":
+        raise UsageError(
+            "kernels in half precision are not measured",
+            hint="`edgesdk compile --precision fp16` uses their default schedules",
+        )
     place: Place = Board(device, profile, threads=chosen.threads)
     if tracker is not None and key is not None:
         place = Tracked(tracker, key, profile)

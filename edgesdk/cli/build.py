@@ -11,11 +11,14 @@ import typer
 
 from edgesdk import console
 from edgesdk.cli.options import (
+    AllowTf32,
     AsJson,
     AskedDevice,
     ModelArgument,
+    Precision,
     Shapes,
     Target,
+    chosen_precision,
     parse_inputs,
     parse_shapes,
     project_of,
@@ -132,16 +135,8 @@ def compile_(
     target: Target = None,
     device: AskedDevice = None,
     shape: Shapes = None,
-    precision: Annotated[
-        str | None,
-        typer.Option("--precision", metavar="P", help="Of the kernels: fp32, tf32 or fp16."),
-    ] = None,
-    allow_tf32: Annotated[
-        bool,
-        typer.Option(
-            "--allow-tf32", help="The same as --precision tf32: NVIDIA's tensor cores multiply."
-        ),
-    ] = False,
+    precision: Precision = None,
+    allow_tf32: AllowTf32 = False,
     given: Annotated[
         list[str] | None,
         typer.Option(
@@ -163,12 +158,7 @@ def compile_(
     from edgesdk import api
     from edgesdk.profiles import target_families
 
-    if allow_tf32:
-        if precision not in (None, "tf32"):
-            raise UsageError(
-                f"--allow-tf32 contradicts --precision {precision}", hint="give one of them"
-            )
-        precision = "tf32"
+    precision = chosen_precision(precision, allow_tf32)
     works = plan_works(model, target, parse_shapes(shape), precision, output, device=device)
     if device is not None and not any(work.profile in target_families() for work in works):
         raise UsageError(

@@ -77,6 +77,18 @@ class Chosen:
     model: Path | None
 
 
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", metavar="P", help="Of the kernels: fp32, tf32 or fp16."),
+]
+AllowTf32 = Annotated[
+    bool,
+    typer.Option(
+        "--allow-tf32", help="The same as --precision tf32: NVIDIA's tensor cores multiply."
+    ),
+]
+
+
 def goes_on(context: typer.Context, as_json: bool) -> bool:
     """Whether a command of the group follows, which then is what was meant.
 
@@ -221,3 +233,15 @@ def _open(folder: Path, *, hint: str) -> Bundle:
             hint = f"compile it first: edgesdk compile {folder} --target T"
         raise BundleError(f"{folder} is a file, not a bundle", hint=hint)
     return open_bundle(folder)
+
+
+def chosen_precision(precision: str | None, allow_tf32: bool) -> str | None:
+    """What --precision and --allow-tf32 say together; None if nothing. Raises UsageError if they
+    contradict each other."""
+    if not allow_tf32:
+        return precision
+    if precision not in (None, "tf32"):
+        raise UsageError(
+            f"--allow-tf32 contradicts --precision {precision}", hint="give one of them"
+        )
+    return "tf32"

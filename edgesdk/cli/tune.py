@@ -11,11 +11,14 @@ import typer
 from edgesdk import console
 from edgesdk.cli.build import plan_works
 from edgesdk.cli.options import (
+    AllowTf32,
     AsJson,
     Device,
     ModelArgument,
+    Precision,
     Shapes,
     Target,
+    chosen_precision,
     parse_shapes,
     project_of,
 )
@@ -37,6 +40,8 @@ def tune(
     target: Target = None,
     device: Device = None,
     shape: Shapes = None,
+    precision: Precision = None,
+    allow_tf32: AllowTf32 = False,
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", help="Measure at most N candidates.")
     ] = None,
@@ -145,7 +150,8 @@ def tune(
         build_timeout_s=build_timeout,
         build_memory_mib=build_memory,
     )
-    works = plan_works(model, target, parse_shapes(shape), None, output)
+    precision = chosen_precision(precision, allow_tf32)
+    works = plan_works(model, target, parse_shapes(shape), precision, output)
     if report is not None and len(works) > 1:
         raise UsageError(
             f"--report names one file, and the project has {len(works)} targets",
@@ -166,6 +172,7 @@ def tune(
                 target=work.profile,
                 device=chosen,
                 shapes=work.shapes,
+                precision=work.precision,
                 output=work.output,
                 tracker=tracker,
                 key=key,

@@ -123,6 +123,7 @@ def tune_model(
             model,
             target=target,
             shapes=shapes,
+            precision=profile.precision,
             output=folder,
             tuned=tuned,
             device_key=device,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgesdk.errors import DeviceError, DeviceUnreachableError
+from edgesdk.precision import PRECISIONS
 from edgesdk.profiles import TargetProfile
 from edgesdk.schedules import Candidate
 from edgesdk.tuning.builder import Builder, BuildRequest, BuildTask
@@ -83,6 +84,7 @@ class Trials:
         self._builder = builder
         self._target = target_key(profile.tvm)
         self._options = options
+        self._tolerance = max(TOLERANCE, PRECISIONS[profile.precision].tolerance)
         # A GPU's driver maps gigabytes of addresses that are no memory.
         self._memory_limit = 0 if profile.gpu is not None else options.memory_limit_mib << 20
         self._flush_bytes = 2 * _largest_cache_bytes(profile) if options.flush_cache else 0
@@ -182,7 +184,7 @@ class Trials:
             library=built.output,
             symbol="candidate",
             arguments=self._arguments[task.workload],
-            tolerance=TOLERANCE,
+            tolerance=self._tolerance,
             repeat=options.repeat,
             min_repeat_ms=options.min_repeat_ms,
             flush_cache_bytes=self._flush_bytes,
