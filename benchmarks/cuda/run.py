@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=list(networks.NAMES))
     parser.add_argument("--target", required=True)
     parser.add_argument("--tune-minutes", type=float, default=0.0)
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "tf32"])
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "tf32", "fp16"])
     parser.add_argument("--torch-python", default=sys.executable)
     parser.add_argument("--output", type=Path, help="write all turns as JSON")
     options = parser.parse_args()
