@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,17 @@ def test_convolutions_get_their_template(target: str, size: int) -> None:
     threads = [math.prod(n.grid) * math.prod(n.block) for n in code.kernels["k"].launches]
     # At least as many as one for every 8 x 8 results.
     assert threads[0] >= 128 * size * size / 64
+
+
+def test_an_index_of_the_largest_takes_a_register() -> None:
+    """And so does the largest, which nobody reads: an array of all would be each thread's."""
+    x = te.placeholder((1, 21, 128, 128), name="x")
+    function = te.create_prim_func([x, topi.argmax(x, axis=1)])
+    profile = load_target("linux-x86_64-opencl")
+    scheduled, coverage = schedule_kernels({"k": function}, profile)
+    assert (coverage.rungs, coverage.problems) == ({"generic": ("k",)}, ())
+    source = device_code.generate(scheduled, tvm.target.Target(profile.tvm)).source
+    assert set(re.findall(r"^ +\w+ \w+\[(\d+)\];$", source, re.MULTILINE)) == {"1"}
 
 
 def test_a_kernel_of_too_many_tensors_is_refused() -> None:

@@ -67,7 +67,7 @@ def bind_threads(sch: Any, loops: list[Any], *, threads: int = THREADS) -> Any:
 
 def sum_in_thread(sch: Any, block: Any, thread: Any) -> None:
     """A thread adds up its element of the sum `block`, or its 4 neighbours, in registers."""
-    sch.set_scope(block, 0, "local")
+    keep_in_registers(sch, block)
     sch.compute_at(block, thread, preserve_unit_loops=True)
     axes = sch.get(block).iter_vars
     loops = dict(enumerate(sch.get_loops(block)[-len(axes) :]))  # one for each axis, in their order
@@ -82,6 +82,15 @@ def sum_in_thread(sch: Any, block: Any, thread: Any) -> None:
         for loop in terms:  # so they are read at once, not one after the other
             sch.unroll(loop)
     sch.decompose_reduction(block, terms[0])
+
+
+def keep_in_registers(sch: Any, block: Any) -> None:
+    """What the sum `block` writes is a thread's own, also what nobody reads: the largest number
+    beside its index. Else each thread would have an array of all of them."""
+    allocated = [buffer.name for buffer in sch.get(sch.get_sblock("root")).alloc_buffers]
+    for number, region in enumerate(sch.get(block).writes):
+        if region.source.name in allocated:
+            sch.set_scope(block, number, "local")
 
 
 def _spatial_work(sch: Any, block: Any) -> int:

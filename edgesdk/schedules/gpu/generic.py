@@ -19,6 +19,7 @@ from edgesdk.schedules.gpu.binding import (
     bind_threads,
     epilogue_of,
     inline_maps,
+    keep_in_registers,
     sum_in_thread,
 )
 from edgesdk.schedules.template import Knobs, Space
@@ -139,7 +140,7 @@ def _sum(sch: Any, block: Any, *, spread: bool) -> None:
     grid, lane = sch.split(fused, [None, lanes])
     sch.bind(grid, "blockIdx.x")
     sch.bind(lane, "threadIdx.x")
-    sch.set_scope(block, 0, "local")
+    keep_in_registers(sch, block)
     sch.compute_at(block, lane, preserve_unit_loops=True)
     _spread_terms(sch, block, THREADS // lanes, "threadIdx.y")
 
