@@ -64,6 +64,24 @@ T* AllocateArray(size_t count) {
   return static_cast<T*>(calloc(count == 0 ? 1 : count, sizeof(T)));
 }
 
+// Memory of the host that only the CPU uses, for FreeAligned(); nullptr when there is none.
+inline void* AllocatePlainHost(uint64_t bytes, const Report& report) {
+  void* memory = AllocateAligned(bytes);
+  if (memory == nullptr) {
+    report.Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory: no room for %llu bytes",
+                static_cast<unsigned long long>(bytes));
+  }
+  return memory;
+}
+
+// Takes `program` from the list that begins at *first, if it is there: a forked child's list has
+// forgotten it.
+template <typename Program>
+void Unlink(Program** first, const Program* program) {
+  while (*first != nullptr && *first != program) first = &(*first)->next;
+  if (*first == program) *first = program->next;
+}
+
 // Whether the environment variable `name` is `value`.
 inline bool EnvironmentIs(const char* name, const char* value) {
   char buffer[16];

@@ -381,9 +381,7 @@ edgesdk_status AcquireProgram(const edgert_plan& plan, int index, Program** resu
 void ReleaseProgram(Program* program) {
   MutexLock lock(Guard::Get());
   if (--program->handles > 0) return;
-  Program** link = &programs;
-  while (*link != nullptr && *link != program) link = &(*link)->next;
-  if (*link == program) *link = program->next;  // a forked child's list has forgotten it
+  Unlink(&programs, program);
   Free(program);
 }
 

@@ -233,11 +233,8 @@ edgesdk_status AcquireProgram(const edgert_plan& plan, const DeviceOptions& opti
 void ReleaseProgram(Program* program) {
   MutexLock lock(Guard::Get());
   if (--program->handles > 0) return;
-  // A forked child's list has forgotten it, and the driver is not to be called there.
-  if (is_forked) return;
-  Program** link = &programs;
-  while (*link != program) link = &(*link)->next;
-  *link = program->next;
+  if (is_forked) return;  // the driver is not to be called there
+  Unlink(&programs, program);
   AutoreleasePool pool(driver);
   Free(program);
 }

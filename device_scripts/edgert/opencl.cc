@@ -312,12 +312,7 @@ edgesdk_status Open(const edgert_plan& plan, const DeviceOptions& options, uint3
 const char* Error(const edgert_device* device) { return device->error; }
 
 void* AllocateHost(edgert_device* device, uint64_t bytes) {
-  void* memory = AllocateAligned(bytes);
-  if (memory == nullptr) {
-    device->report().Fail(EDGESDK_ERROR_OUT_OF_MEMORY, "out of memory: no room for %llu bytes",
-                          static_cast<unsigned long long>(bytes));
-  }
-  return memory;
+  return AllocatePlainHost(bytes, device->report());
 }
 
 void FreeHost(edgert_device*, void* memory) { FreeAligned(memory); }

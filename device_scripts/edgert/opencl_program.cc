@@ -236,11 +236,11 @@ edgesdk_status ExplainBuild(const Program& program, Code code, const char* sourc
   FindCompilerError(log != nullptr ? log : "", source, "__kernel void ", &error);
   char reason[96];
   Describe(result, reason, sizeof(reason));
-  edgesdk_status status = report.Fail(
-      IsOutOfMemory(result) ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE,
-      "%s (%s) refuses the code%s%s: %s%s%s", program.name, program.versions,
-      error.kernel[0] != '\0' ? " of " : "", error.kernel, reason,
-      error.line[0] != '\0' ? ": " : "", error.line);
+  edgesdk_status status =
+      report.Fail(IsOutOfMemory(result) ? EDGESDK_ERROR_OUT_OF_MEMORY : EDGESDK_ERROR_DEVICE,
+                  "%s (%s) refuses the code%s%s: %s%s%s", program.name, program.versions,
+                  error.kernel[0] != '\0' ? " of " : "", error.kernel, reason,
+                  error.line[0] != '\0' ? ": " : "", error.line);
   free(log);
   return status;
 }
@@ -476,11 +476,8 @@ edgesdk_status AcquireProgram(const edgert_plan& plan, const DeviceOptions& opti
 void ReleaseProgram(Program* program) {
   MutexLock lock(Guard::Get());
   if (--program->handles > 0) return;
-  // A forked child's list has forgotten it, and the driver is not to be called there.
-  if (is_forked) return;
-  Program** link = &programs;
-  while (*link != program) link = &(*link)->next;
-  *link = program->next;
+  if (is_forked) return;  // the driver is not to be called there
+  Unlink(&programs, program);
   Free(program);
 }
 
