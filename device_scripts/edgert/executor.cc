@@ -38,10 +38,12 @@ int CurrentMaxThreads() { return current_max_threads; }
 
 edgesdk_status Executor::Create(const edgert_plan& plan, int num_threads,
                                 const DeviceOptions& device, Executor** executor, char* error,
-                                size_t error_bytes) {
+                                size_t error_bytes, unsigned char* arena) {
   void* memory = malloc(sizeof(Executor));
   if (memory == nullptr) return EDGESDK_ERROR_OUT_OF_MEMORY;
   Executor* made = new (memory) Executor(plan);
+  made->arena_ = arena;
+  made->owns_arena_ = arena == nullptr;
   made->max_threads_ = num_threads;
   edgesdk_status status = EDGESDK_OK;
   if (plan.accelerator != nullptr) {
@@ -68,7 +70,7 @@ void Executor::Destroy(Executor* executor) {
     for (uint32_t i = 0; executor->outputs_ != nullptr && i < plan.num_outputs; ++i) {
       FreeAligned(executor->outputs_[i].own);
     }
-    FreeAligned(executor->arena_);
+    if (executor->owns_arena_) FreeAligned(executor->arena_);
   }
   free(executor->inputs_);
   free(executor->outputs_);
@@ -83,7 +85,9 @@ void Executor::Destroy(Executor* executor) {
 bool Executor::Allocate() {
   size_t num_arguments = 0;
   for (uint32_t i = 0; i < plan_.num_steps; ++i) num_arguments += plan_.steps[i].num_args;
-  arena_ = static_cast<unsigned char*>(AllocateBlock(kEdgertArena, 0, plan_.arena_bytes));
+  if (owns_arena_) {
+    arena_ = static_cast<unsigned char*>(AllocateBlock(kEdgertArena, 0, plan_.arena_bytes));
+  }
   tensors_ = AllocateArray<DLTensor>(plan_.num_tensors);
   arguments_ = AllocateArray<TVMFFIAny>(num_arguments);
   first_argument_ = AllocateArray<uint32_t>(plan_.num_steps);

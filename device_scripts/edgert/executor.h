@@ -17,10 +17,12 @@ int CurrentMaxThreads();
 class Executor {
  public:
   // `num_threads` 0: all of the pool. `device` is for the plan's accelerator, if it has one, which
-  // writes the reason of its failure; a plain lack of memory has no text.
+  // writes the reason of its failure; a plain lack of memory has no text. `arena` is memory for the
+  // activations on the CPU that outlives the executor, and that others which do not run at the same
+  // time may use, too; nullptr: it has its own.
   static edgesdk_status Create(const edgert_plan& plan, int num_threads,
                                const DeviceOptions& device, Executor** executor, char* error,
-                               size_t error_bytes);
+                               size_t error_bytes, unsigned char* arena = nullptr);
   static void Destroy(Executor* executor);
 
   const edgert_plan& plan() const { return plan_; }
@@ -72,6 +74,7 @@ class Executor {
   int max_threads_ = 0;
   bool profiling_ = false;
   unsigned char* arena_ = nullptr;
+  bool owns_arena_ = true;
   DLTensor* tensors_ = nullptr;         // plan_.num_tensors
   TVMFFIAny* arguments_ = nullptr;      // all steps' arguments, one after the other
   uint32_t* first_argument_ = nullptr;  // per step

@@ -15,10 +15,16 @@
 #include "edgesdk_model.h"
 #include "executor.h"
 #include "plan.h"
+#include "platform.h"
 
 struct edgesdk_model {
   const edgesdk_api* api;
-  edgert::Executor* executor;
+  edgert::Executor* executor;    // that of the variant in use
+  edgert::Executor** executors;  // one for each variant, nullptr until it is used
+  int32_t variant;
+  int num_threads;
+  edgert::DeviceOptions device;
+  unsigned char* arena;  // of the largest variant; nullptr: each executor has its own
 };
 
 namespace edgert {
@@ -51,6 +57,49 @@ edgesdk_status FailOpen(const edgesdk_options* options, edgesdk_status status, c
 // For the functions that may be handed NULL by mistake.
 edgesdk_status NoHandle() {
   return FailOpen(nullptr, EDGESDK_ERROR_INVALID_ARGUMENT, "the model handle is NULL");
+}
+
+int32_t CountVariants() { return static_cast<int32_t>(edgert_model_plan.num_others) + 1; }
+
+const edgert_plan& VariantPlan(int32_t variant) {
+  return variant == 0 ? edgert_model_plan : edgert_model_plan.others[variant - 1];
+}
+
+bool AllocateVariants(edgesdk_model* model) {
+  int32_t count = CountVariants();
+  model->executors = static_cast<Executor**>(calloc(static_cast<size_t>(count), sizeof(Executor*)));
+  if (model->executors == nullptr) return false;
+  if (count == 1 || edgert_model_plan.accelerator != nullptr) return true;
+  uint64_t largest = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    if (VariantPlan(i).arena_bytes > largest) largest = VariantPlan(i).arena_bytes;
+  }
+  model->arena = static_cast<unsigned char*>(AllocateAligned(largest));
+  return model->arena != nullptr;
+}
+
+// Has the handle use a variant, which must be one. `reason` has kErrorBytes.
+edgesdk_status UseVariant(edgesdk_model* model, int32_t variant, char* reason) {
+  Executor** executor = &model->executors[variant];
+  if (*executor == nullptr) {
+    edgesdk_status status =
+        Executor::Create(VariantPlan(variant), model->num_threads, model->device, executor, reason,
+                         kErrorBytes, model->arena);
+    if (status != EDGESDK_OK) return status;
+  }
+  model->executor = *executor;
+  model->variant = variant;
+  return EDGESDK_OK;
+}
+
+void Close(edgesdk_model* model) {
+  if (model == nullptr) return;
+  for (int32_t i = 0; model->executors != nullptr && i < CountVariants(); ++i) {
+    Executor::Destroy(model->executors[i]);
+  }
+  FreeAligned(model->arena);
+  free(model->executors);
+  free(model);
 }
 
 edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesdk_model** model) {
@@ -89,28 +138,23 @@ edgesdk_status Open(uint32_t abi_version, const edgesdk_options* options, edgesd
   DeviceOptions device{has_device ? options->device_index : 0,
                        has_device ? options->device_stream : nullptr,
                        has_cache ? options->cache_folder : nullptr};
-  edgesdk_model* handle = static_cast<edgesdk_model*>(malloc(sizeof(edgesdk_model)));
-  Executor* executor = nullptr;
+  edgesdk_model* handle = static_cast<edgesdk_model*>(calloc(1, sizeof(edgesdk_model)));
   char reason[kErrorBytes] = "";
   edgesdk_status status = EDGESDK_ERROR_OUT_OF_MEMORY;
   if (handle != nullptr) {
-    status = Executor::Create(plan, num_threads, device, &executor, reason, sizeof(reason));
+    handle->num_threads = num_threads;
+    handle->device = device;
+    if (AllocateVariants(handle)) status = UseVariant(handle, 0, reason);
   }
   if (status != EDGESDK_OK) {
-    free(handle);
+    Close(handle);
     if (reason[0] != '\0') return FailOpen(options, status, "%s", reason);
     return FailOpen(options, status, "out of memory: '%s' needs %llu bytes", plan.name,
                     static_cast<unsigned long long>(plan.arena_bytes));
   }
-  *handle = edgesdk_model{&kApi, executor};
+  handle->api = &kApi;
   *model = handle;
   return EDGESDK_OK;
-}
-
-void Close(edgesdk_model* model) {
-  if (model == nullptr) return;
-  Executor::Destroy(model->executor);
-  free(model);
 }
 
 const char* LastError(const edgesdk_model* model) {
@@ -247,6 +291,45 @@ edgesdk_status OwnInput(edgesdk_model* model, int32_t index, void** data, size_t
   return model->executor->OwnInput(index, data, size_bytes);
 }
 
+int32_t NumVariants(const edgesdk_model* model) { return model == nullptr ? 0 : CountVariants(); }
+
+int32_t Variant(const edgesdk_model* model) { return model == nullptr ? 0 : model->variant; }
+
+edgesdk_status CheckVariant(edgesdk_model* model, int32_t variant) {
+  if (variant >= 0 && variant < CountVariants()) return EDGESDK_OK;
+  return model->executor->Fail(EDGESDK_ERROR_INVALID_ARGUMENT,
+                               "there is no variant %d: the model has %d",
+                               static_cast<int>(variant), static_cast<int>(CountVariants()));
+}
+
+edgesdk_status VariantInputInfo(edgesdk_model* model, int32_t variant, int32_t index,
+                                edgesdk_tensor_info* info) {
+  if (model == nullptr) return NoHandle();
+  edgesdk_status status = CheckVariant(model, variant);
+  if (status != EDGESDK_OK) return status;
+  const edgert_plan& plan = VariantPlan(variant);
+  return PortInfo(model, plan.inputs, plan.num_inputs, "input", index, info);
+}
+
+edgesdk_status VariantOutputInfo(edgesdk_model* model, int32_t variant, int32_t index,
+                                 edgesdk_tensor_info* info) {
+  if (model == nullptr) return NoHandle();
+  edgesdk_status status = CheckVariant(model, variant);
+  if (status != EDGESDK_OK) return status;
+  const edgert_plan& plan = VariantPlan(variant);
+  return PortInfo(model, plan.outputs, plan.num_outputs, "output", index, info);
+}
+
+edgesdk_status SelectVariant(edgesdk_model* model, int32_t variant) {
+  if (model == nullptr) return NoHandle();
+  edgesdk_status status = CheckVariant(model, variant);
+  if (status != EDGESDK_OK) return status;
+  char reason[kErrorBytes] = "";
+  status = UseVariant(model, variant, reason);
+  if (status == EDGESDK_OK) return status;
+  return model->executor->Fail(status, "%s", reason[0] != '\0' ? reason : "out of memory");
+}
+
 const edgesdk_api kApi = {
     EDGESDK_ABI_VERSION,
     sizeof(edgesdk_api),
@@ -275,6 +358,11 @@ const edgesdk_api kApi = {
     GetOutputDevice,
     DeviceInfo,
     OwnInput,
+    NumVariants,
+    Variant,
+    VariantInputInfo,
+    VariantOutputInfo,
+    SelectVariant,
 };
 
 }  // namespace
@@ -397,6 +485,26 @@ edgesdk_status edgesdk_model_device_info(edgesdk_model* model, edgesdk_device_in
 edgesdk_status edgesdk_model_own_input(edgesdk_model* model, int32_t index, void** data,
                                        size_t* size_bytes) {
   return Api(model)->own_input(model, index, data, size_bytes);
+}
+
+int32_t edgesdk_model_num_variants(const edgesdk_model* model) {
+  return Api(model)->num_variants(model);
+}
+
+int32_t edgesdk_model_variant(const edgesdk_model* model) { return Api(model)->variant(model); }
+
+edgesdk_status edgesdk_model_variant_input_info(edgesdk_model* model, int32_t variant,
+                                                int32_t index, edgesdk_tensor_info* info) {
+  return Api(model)->variant_input_info(model, variant, index, info);
+}
+
+edgesdk_status edgesdk_model_variant_output_info(edgesdk_model* model, int32_t variant,
+                                                 int32_t index, edgesdk_tensor_info* info) {
+  return Api(model)->variant_output_info(model, variant, index, info);
+}
+
+edgesdk_status edgesdk_model_select_variant(edgesdk_model* model, int32_t variant) {
+  return Api(model)->select_variant(model, variant);
 }
 
 }  // extern "C"

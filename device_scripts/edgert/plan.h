@@ -110,6 +110,9 @@ struct edgert_plan {
   const edgert_image* images;
   uint32_t num_images;
   uint64_t device_arena_bytes;
+  // The same network for other shapes, over the same weights and images. Only the first has some.
+  const struct edgert_plan* others;
+  uint32_t num_others;
 };
 
 extern const struct edgert_plan edgert_model_plan;

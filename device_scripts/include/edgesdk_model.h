@@ -240,6 +240,26 @@ EDGESDK_API edgesdk_status edgesdk_model_device_info(edgesdk_model* model,
 EDGESDK_API edgesdk_status edgesdk_model_own_input(edgesdk_model* model, int32_t index, void** data,
                                                    size_t* size_bytes);
 
+/* A library may serve several fixed shapes of its network, numbered from 0: its variants. A handle
+ * begins with variant 0, and all functions above are about the variant in use. How many there are
+ * (1 for most libraries), and which one is in use: */
+EDGESDK_API int32_t edgesdk_model_num_variants(const edgesdk_model* model);
+EDGESDK_API int32_t edgesdk_model_variant(const edgesdk_model* model);
+
+/* Inputs and outputs of any variant; names, types and their order are those of all. */
+EDGESDK_API edgesdk_status edgesdk_model_variant_input_info(edgesdk_model* model, int32_t variant,
+                                                            int32_t index,
+                                                            edgesdk_tensor_info* info);
+EDGESDK_API edgesdk_status edgesdk_model_variant_output_info(edgesdk_model* model, int32_t variant,
+                                                             int32_t index,
+                                                             edgesdk_tensor_info* info);
+
+/* Has the next runs use a variant. The first time it allocates inputs and outputs for it; memory
+ * for activations is that of the largest variant and serves all of them (on a GPU each has its
+ * own). Each variant keeps its own bindings, outputs and profile, so going back and forth costs
+ * nothing. On failure the variant in use stays. */
+EDGESDK_API edgesdk_status edgesdk_model_select_variant(edgesdk_model* model, int32_t variant);
+
 /* All functions above as a table, for programs that load the library with dlopen. Newer functions
  * are at the end: where struct_size does not reach, the library is older and has none. */
 typedef struct edgesdk_api {
@@ -270,6 +290,11 @@ typedef struct edgesdk_api {
   edgesdk_status (*get_output_device)(edgesdk_model*, int32_t, void**, size_t*);
   edgesdk_status (*device_info)(edgesdk_model*, edgesdk_device_info*);
   edgesdk_status (*own_input)(edgesdk_model*, int32_t, void**, size_t*);
+  int32_t (*num_variants)(const edgesdk_model*);
+  int32_t (*variant)(const edgesdk_model*);
+  edgesdk_status (*variant_input_info)(edgesdk_model*, int32_t, int32_t, edgesdk_tensor_info*);
+  edgesdk_status (*variant_output_info)(edgesdk_model*, int32_t, int32_t, edgesdk_tensor_info*);
+  edgesdk_status (*select_variant)(edgesdk_model*, int32_t);
 } edgesdk_api;
 
 /* Returns the library's table, or NULL if it does not speak abi_version. */

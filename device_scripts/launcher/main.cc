@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,6 +167,16 @@ void PrintShape(const edgesdk_tensor_info& info, const char* separator) {
   }
 }
 
+// "1x3x224x224", cut where `size` ends.
+void ShapeText(int32_t ndim, const int64_t* shape, char* text, size_t size) {
+  text[0] = '\0';
+  size_t used = 0;
+  for (int32_t i = 0; i < ndim && used < size; ++i) {
+    used += static_cast<size_t>(snprintf(text + used, size - used, "%s%lld", i == 0 ? "" : "x",
+                                         static_cast<long long>(shape[i])));
+  }
+}
+
 // A loaded library with an open model.
 class Session {
  public:
@@ -183,6 +194,8 @@ class Session {
     if (code == 0 && (options_.num_inputs > 0 || options_.selftest_folder != nullptr ||
                       api_->num_inputs(model_) == 0)) {
       code = LoadInputs();
+      if (code == 0 && NumVariants() > 1) code = SelectVariant();
+      if (code == 0) code = BindInputs();
       if (code == 0) code = Run();
       if (code == 0 && options_.output_folder != nullptr) code = WriteOutputs();
       if (code == 0 && options_.selftest_folder != nullptr) code = Compare();
@@ -285,23 +298,69 @@ class Session {
     Array& array = inputs_[index];
     FreeArray(&array);
     if (!ReadNpy(file, &array, error, sizeof(error))) return Complain(kExitDevice, "%s", error);
+    loaded_[index] = true;
     edgesdk_tensor_info info;
     api_->input_info(model_, index, &info);
+    if (NumVariants() > 1 || Fits(array, info)) return 0;
+    char wanted[256];
+    ShapeText(info.ndim, info.shape, wanted, sizeof(wanted));
+    return Complain(kExitDevice, "%s does not fit input '%s', which is %s %s", file, info.name,
+                    DtypeName(info.dtype), wanted);
+  }
+
+  // Libraries of older versions have one set of shapes and no such functions.
+  int32_t NumVariants() const {
+    bool has = api_->struct_size > offsetof(edgesdk_api, select_variant);
+    return has ? api_->num_variants(model_) : 1;
+  }
+
+  static bool Fits(const Array& array, const edgesdk_tensor_info& info) {
     bool same = array.dtype == info.dtype && array.ndim == info.ndim;
     for (int32_t i = 0; same && i < info.ndim; ++i) same = array.shape[i] == info.shape[i];
-    if (!same) {
-      char wanted[256] = "";
-      size_t used = 0;
-      for (int32_t i = 0; i < info.ndim && used < sizeof(wanted); ++i) {
-        used +=
-            static_cast<size_t>(snprintf(wanted + used, sizeof(wanted) - used, "%s%lld",
-                                         i == 0 ? "" : "x", static_cast<long long>(info.shape[i])));
+    return same;
+  }
+
+  // Takes the variant that all files fit.
+  int SelectVariant() {
+    for (int32_t variant = 0; variant < NumVariants(); ++variant) {
+      bool fits = true;
+      for (int32_t i = 0; fits && i < api_->num_inputs(model_); ++i) {
+        edgesdk_tensor_info info;
+        api_->variant_input_info(model_, variant, i, &info);
+        fits = !loaded_[i] || Fits(inputs_[i], info);
       }
-      return Complain(kExitDevice, "%s does not fit input '%s', which is %s %s", file, info.name,
-                      DtypeName(info.dtype), wanted);
-    }
-    if (api_->set_input(model_, index, array.data, array.size_bytes) != EDGESDK_OK) {
+      if (!fits) continue;
+      if (api_->select_variant(model_, variant) == EDGESDK_OK) return 0;
       return Complain(kExitDevice, "%s", api_->last_error(model_));
+    }
+    return ComplainOfShapes();
+  }
+
+  int ComplainOfShapes() {
+    char known[1024] = "";
+    size_t used = 0;
+    for (int32_t variant = 0; variant < NumVariants(); ++variant) {
+      for (int32_t i = 0; i < api_->num_inputs(model_) && used < sizeof(known); ++i) {
+        edgesdk_tensor_info info;
+        api_->variant_input_info(model_, variant, i, &info);
+        char shape[256];
+        ShapeText(info.ndim, info.shape, shape, sizeof(shape));
+        used += static_cast<size_t>(snprintf(known + used, sizeof(known) - used, "%s%s=%s",
+                                             i > 0      ? " "
+                                             : used > 0 ? ", "
+                                                        : "",
+                                             info.name, shape));
+      }
+    }
+    return Complain(kExitDevice, "the inputs fit none of the shapes that were compiled: %s", known);
+  }
+
+  int BindInputs() {
+    for (int32_t i = 0; i < api_->num_inputs(model_); ++i) {
+      if (!loaded_[i]) continue;  // the run says which is missing
+      if (api_->set_input(model_, i, inputs_[i].data, inputs_[i].size_bytes) != EDGESDK_OK) {
+        return Complain(kExitDevice, "%s", api_->last_error(model_));
+      }
     }
     return 0;
   }
@@ -419,6 +478,10 @@ class Session {
     PrintJsonNumber(result_.open_ms);
     PrintJsonPorts("inputs", api_->num_inputs(model_), api_->input_info);
     PrintJsonPorts("outputs", api_->num_outputs(model_), api_->output_info);
+    if (NumVariants() > 1) {
+      printf(", \"variant\": %d, \"variants\": %d", static_cast<int>(api_->variant(model_)),
+             static_cast<int>(NumVariants()));
+    }
     if (result_.ran) {
       fputs(", \"latency_ms\": [", stdout);
       for (int i = 0; i < options_.repeat; ++i) {
@@ -467,6 +530,10 @@ class Session {
            result_.open_ms);
     PrintPorts("input", api_->num_inputs(model_), api_->input_info);
     PrintPorts("output", api_->num_outputs(model_), api_->output_info);
+    if (NumVariants() > 1) {
+      printf("these are the shapes of variant %d; there are %d\n",
+             static_cast<int>(api_->variant(model_)), static_cast<int>(NumVariants()));
+    }
     if (result_.ran && options_.per_layer) {
       for (int32_t i = 0; i < api_->num_layers(model_); ++i) {
         edgesdk_layer_info layer;
@@ -509,6 +576,7 @@ class Session {
   const edgesdk_api* api_ = nullptr;
   edgesdk_model* model_ = nullptr;
   Array inputs_[kMaxInputs];
+  bool loaded_[kMaxInputs] = {false};
   Result result_;
 };
 

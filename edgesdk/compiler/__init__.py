@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.compiler import codegen, cuda, device_code, device_compilers, emit, link
 from edgesdk.compiler.lower import lower
 from edgesdk.compiler.plan import ALIGNMENT, Plan, make_plan
+from edgesdk.compiler.variants import merge_kernels, share_weights
 from edgesdk.errors import CompileError
 from edgesdk.memory import release_memory
 from edgesdk.profiles import TargetProfile
@@ -29,7 +30,8 @@ class CompiledModel:
     """A linked library and its launcher (if there can be one), on this machine, not yet a bundle.
 
     Sizes are in bytes. `activations_bytes` is what the intermediate tensors would take without
-    reuse of memory; `arena_bytes` what they take. `device_images` is the code for the GPU that is
+    reuse of memory; `arena_bytes` what they take, both for the shapes that need most;
+    `arenas_bytes` has the latter for each of them. `device_images` is the code for the GPU that is
     in the library.
     """
 
@@ -41,6 +43,7 @@ class CompiledModel:
     coverage: Coverage
     weights_bytes: int
     arena_bytes: int
+    arenas_bytes: tuple[int, ...]
     activations_bytes: int
     num_kernel_calls: int
     device_images: tuple[cuda.Image, ...] = ()
@@ -51,12 +54,14 @@ def compile_model(
     profile: TargetProfile,
     *,
     build: Path,
+    others: Sequence[ImportedModel] = (),
     lookup: Lookup | None = None,
     name_build: Callable[[], str],
     progress: Callable[[str], None] = lambda stage: None,
 ) -> CompiledModel:
     """Compiles `model`, whose module it takes, for `profile` in the empty folder `build`.
 
+    `others` are the same model imported with other shapes, which the library serves as well.
     `lookup` finds tuned schedules; `name_build` gives the build's id once they are chosen.
     `progress` hears the name of each stage as it begins. Raises ToolMissingError before any work if
     the target's compiler is missing, UnsupportedModelError or CompileError later.
@@ -68,35 +73,43 @@ def compile_model(
     if profile.gpu is not None:
         device_compilers.require_compiler(profile.gpu)
     progress("lowering")
-    with tvm.target.Target(profile.tvm):
-        module = lower(model.take_module(), profile)
-    release_memory()
-    kernels = {
-        gv.name_hint: function
-        for gv, function in module.functions.items()
-        if isinstance(function, tvm.tirx.PrimFunc)
-    }
-    symbols = {name: _symbol(name, index) for index, name in enumerate(sorted(kernels))}
-    progress(f"scheduling {len(kernels)} kernels")
+    models = (model, *others)
+    modules = []
+    for each in models:
+        with tvm.target.Target(profile.tvm):
+            modules.append(lower(each.take_module(), profile))
+        release_memory()
+    kernels = merge_kernels(modules)
+    symbols = {name: _symbol(name, i) for i, name in enumerate(sorted(kernels.functions))}
+    progress(f"scheduling {len(kernels.functions)} kernels")
+    calls: Counter[str] = Counter()
+    for module, names in zip(modules, kernels.names, strict=True):
+        calls.update({names[n]: count for n, count in _calls(module["main"]).items()})
     code = _generate(
-        kernels,
+        kernels.functions,
         symbols,
         profile,
-        calls=_calls(module["main"]),
+        calls=calls,
         lookup=lookup,
         build=build,
         progress=progress,
     )
     progress("planning memory")
     alignment = profile.gpu.alignment_bytes if profile.gpu is not None else ALIGNMENT
-    plan = make_plan(module, on_device=code.on_device, alignment=alignment)
-    del module, kernels
+    plans = []
+    for names in kernels.names:
+        plans.append(
+            make_plan(modules.pop(0), names=names, on_device=code.on_device, alignment=alignment)
+        )
+    if others:
+        plans = list(share_weights(plans, alignment=alignment))
+    del kernels
     release_memory()
     build_id = name_build()
     progress("linking")
     library = build / toolchain.object_format.library.format(model.name)
     source = _write_sources(
-        model, plan, symbols, profile, images=code.images, build=build, build_id=build_id
+        models, plans, symbols, profile, images=code.images, build=build, build_id=build_id
     )
     link.link_library(
         objects=code.objects,
@@ -106,18 +119,19 @@ def compile_model(
         exported=[f"edgesdk_open_{model.name}"],
         build=build,
     )
-    inputs, outputs = _ports(model)
+    arenas = tuple(plan.arena_bytes + plan.device_arena_bytes for plan in plans)
     return CompiledModel(
         library=library,
         launcher=link.launcher(toolchain),
-        header=emit.model_header(model.name, inputs=inputs, outputs=outputs),
+        header=emit.model_header(model.name, [_ports(each) for each in models]),
         build_id=build_id,
         toolchain=toolchain,
         coverage=code.coverage,
-        weights_bytes=plan.weights_bytes,
-        arena_bytes=plan.arena_bytes + plan.device_arena_bytes,
-        activations_bytes=plan.activations_bytes,
-        num_kernel_calls=sum(s.kernel is not None for s in plan.steps),
+        weights_bytes=plans[0].weights_bytes,
+        arena_bytes=max(arenas),
+        arenas_bytes=arenas,
+        activations_bytes=max(plan.activations_bytes for plan in plans),
+        num_kernel_calls=sum(s.kernel is not None for s in plans[0].steps),
         device_images=code.images.images if code.images is not None else (),
     )
 
@@ -227,8 +241,8 @@ def _write_kernels(
 
 
 def _write_sources(
-    model: ImportedModel,
-    plan: Plan,
+    models: Sequence[ImportedModel],
+    plans: Sequence[Plan],
     symbols: dict[str, str],
     profile: TargetProfile,
     *,
@@ -236,27 +250,16 @@ def _write_sources(
     build: Path,
     build_id: str,
 ) -> Path:
-    import dataclasses
-
-    inputs, outputs = _ports(model)
     weights_file = build / "weights.bin"
-    emit.write_weights(plan, weights_file, images)
-    layers = tuple(step.kernel or "copy" for step in plan.steps)
-    steps = tuple(
-        dataclasses.replace(step, kernel=symbols[step.kernel]) if step.kernel else step
-        for step in plan.steps
-    )
+    emit.write_weights(plans[0], weights_file, images)
     source = build / "model.cc"
     source.write_text(
         emit.model_source(
-            dataclasses.replace(plan, steps=steps),
-            name=model.name,
+            [_variant(model, plan, symbols) for model, plan in zip(models, plans, strict=True)],
+            name=models[0].name,
             target=profile.name,
             build_id=build_id,
             cpu_features=profile.contract.cpu_features,
-            inputs=inputs,
-            outputs=outputs,
-            layers=layers,
             weights_file=weights_file,
             device=images,
         ),
@@ -265,10 +268,20 @@ def _write_sources(
     return source
 
 
-def _ports(model: ImportedModel) -> tuple[list[emit.Port], list[emit.Port]]:
+def _variant(model: ImportedModel, plan: Plan, symbols: dict[str, str]) -> emit.Variant:
+    """The plan with linker symbols for its kernels; the layers keep the names."""
+    steps = tuple(
+        replace(step, kernel=symbols[step.kernel]) if step.kernel else step for step in plan.steps
+    )
+    inputs, outputs = _ports(model)
+    layers = tuple(step.kernel or "copy" for step in plan.steps)
+    return emit.Variant(replace(plan, steps=steps), inputs, outputs, layers)
+
+
+def _ports(model: ImportedModel) -> tuple[tuple[emit.Port, ...], tuple[emit.Port, ...]]:
     return (
-        [emit.Port(t.name, t.shape, t.dtype) for t in model.inputs],
-        [emit.Port(t.name, t.shape, t.dtype) for t in model.outputs],
+        tuple(emit.Port(t.name, t.shape, t.dtype) for t in model.inputs),
+        tuple(emit.Port(t.name, t.shape, t.dtype) for t in model.outputs),
     )
 
 

@@ -46,14 +46,18 @@ def link_gpu_candidate(
         emit.write_weights(plan, weights, images)
         source = build / "model.cc"
         text = emit.model_source(
-            plan,
+            [
+                emit.Variant(
+                    plan,
+                    inputs=tuple(ports[:-1]),
+                    outputs=tuple(ports[-1:]),
+                    layers=("candidate",) * len(plan.steps),
+                )
+            ],
             name="candidate",
             target=profile.name,
             build_id="candidate",
             cpu_features=(),
-            inputs=ports[:-1],
-            outputs=ports[-1:],
-            layers=["candidate"] * len(plan.steps),
             weights_file=weights,
             device=images,
         )

@@ -93,44 +93,38 @@ def _image_offsets(plan: Plan, device: DeviceImages) -> list[int]:
     return offsets
 
 
+@dataclass(frozen=True)
+class Variant:
+    """The network for one set of shapes; `layers` holds one readable name per step of `plan`."""
+
+    plan: Plan
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    layers: tuple[str, ...]
+
+
 def model_source(
-    plan: Plan,
+    variants: Sequence[Variant],
     *,
     name: str,
     target: str,
     build_id: str,
     cpu_features: Sequence[str],
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
-    layers: Sequence[str],
     weights_file: Path,
     device: DeviceImages | None = None,
 ) -> str:
     """Returns the C++ source that defines `edgert_model_plan` and `edgesdk_open_NAME`.
 
-    `layers` holds one readable name per step. `weights_file` is included by the assembler.
+    The first of `variants` is what a handle has when it is opened. Their plans share one block of
+    weights, `weights_file`, which is included by the assembler.
     """
     shapes = _Shapes()
-    tensors = [_tensor(t, shapes) for t in plan.tensors]
-    input_ports = [_port(p, shapes) for p in inputs]
-    output_ports = [_port(p, shapes) for p in outputs]
-    kernels = sorted({s.kernel for s in plan.steps if s.kernel is not None and s.launch is None})
-    arguments: list[str] = []
-    steps = []
-    launches: list[str] = []
-    for step, layer in zip(plan.steps, layers, strict=True):
-        kernel = f"__tvm_ffi_{step.kernel}" if step.kernel and not step.launch else "nullptr"
-        function = step.launch.function if step.launch else step.kernel or "copy"
-        launch = f", launches + {len(launches)}" if step.launch else ""
-        steps.append(
-            f"{{{kernel}, {_c_string(function)}, {_c_string(layer)}, "
-            f"arguments + {len(arguments)}, {len(step.args)}{launch}}}"
-        )
-        arguments += [str(a) for a in step.args]
-        if step.launch:
-            launches.append(_launch(step.launch))
+    tables = [_plan_tables(i, variant, shapes, device) for i, variant in enumerate(variants)]
+    steps = [step for variant in variants for step in variant.plan.steps]
+    kernels = sorted({s.kernel for s in steps if s.kernel is not None and s.launch is None})
     features = [*(_c_string(f) for f in cpu_features), "nullptr"]
-    # Some compilers refuse arrays of no elements, and a network may well have no steps.
+    names = (_c_string(name), _c_string(target), _c_string(build_id))
+    others = [_plan_fields(i, v, names, device) for i, v in enumerate(variants)][1:]
     return f"""\
 // Written by edgesdk for model {comment(name)}, target {comment(target)}. Do not edit.
 {"" if device is None else '#include "accelerator.h"'}
@@ -147,49 +141,18 @@ EDGERT_WEIGHTS("{_asm_string(weights_file)}");
 
 namespace {{
 
-{shapes.source()}
-const edgert_tensor tensors[] = {{
-{_lines(f"    {t}," for t in [*tensors, "{}"])}
-}};
-
-const uint32_t arguments[] = {{{", ".join([*arguments, "0"])}}};
-
-{_device_tables(plan, launches, device)}
-const edgert_step steps[] = {{
-{_lines(f"    {s}," for s in [*steps, "{}"])}
-}};
-
-const edgert_port inputs[] = {{
-{_lines(f"    {p}," for p in [*input_ports, "{}"])}
-}};
-
-const edgert_port outputs[] = {{
-{_lines(f"    {p}," for p in [*output_ports, "{}"])}
-}};
-
 const char* const cpu_features[] = {{{", ".join(features)}}};
 
+{shapes.source()}
+{_image_table(variants[0].plan, device)}
+{_lines(tables)}
+{_lines(["const edgert_plan others[] = {", *(f"{{{o}}}," for o in others), "};"] if others else [])}
 }}  // namespace
 
 extern "C" {{
 
 const edgert_plan edgert_model_plan = {{
-    {_c_string(name)},
-    {_c_string(target)},
-    {_c_string(build_id)},
-    cpu_features,
-    inputs,
-    outputs,
-    tensors,
-    steps,
-    {len(inputs)}u,
-    {len(outputs)}u,
-    {len(plan.tensors)}u,
-    {len(plan.steps)}u,
-    edgert_weights,
-    {plan.weights_bytes}u,
-    {plan.arena_bytes}u,
-{_device_fields(plan, device)}}};
+{_plan_fields(0, variants[0], names, device, others=len(others))}}};
 
 EDGESDK_API edgesdk_status edgesdk_open_{name}(uint32_t abi_version,
                                                const edgesdk_options* options,
@@ -201,15 +164,96 @@ EDGESDK_API edgesdk_status edgesdk_open_{name}(uint32_t abi_version,
 """
 
 
-def model_header(name: str, *, inputs: Sequence[Port], outputs: Sequence[Port]) -> str:
-    """Returns the header NAME.h: the opening function, and the indices of inputs and outputs."""
+def _plan_tables(
+    number: int, variant: Variant, shapes: _Shapes, device: DeviceImages | None
+) -> str:
+    """The arrays that the plan of variant `number` points to, in a namespace of its own."""
+    plan = variant.plan
+    tensors = [_tensor(t, shapes) for t in plan.tensors]
+    arguments: list[str] = []
+    steps = []
+    launches: list[str] = []
+    for step, layer in zip(plan.steps, variant.layers, strict=True):
+        kernel = f"__tvm_ffi_{step.kernel}" if step.kernel and not step.launch else "nullptr"
+        function = step.launch.function if step.launch else step.kernel or "copy"
+        launch = f", launches + {len(launches)}" if step.launch else ""
+        steps.append(
+            f"{{{kernel}, {_c_string(function)}, {_c_string(layer)}, "
+            f"arguments + {len(arguments)}, {len(step.args)}{launch}}}"
+        )
+        arguments += [str(a) for a in step.args]
+        if step.launch:
+            launches.append(_launch(step.launch))
+    launch_table = ""
+    if device is not None:
+        launch_table = _table("edgert_launch launches", launches)
+    # Some compilers refuse arrays of no elements, and a network may well have no steps.
+    return f"""\
+namespace variant{number} {{
+
+{_table("edgert_tensor tensors", tensors)}
+const uint32_t arguments[] = {{{", ".join([*arguments, "0"])}}};
+
+{launch_table}
+{_table("edgert_step steps", steps)}
+{_table("edgert_port inputs", [_port(p, shapes) for p in variant.inputs])}
+{_table("edgert_port outputs", [_port(p, shapes) for p in variant.outputs])}
+}}  // namespace variant{number}
+"""
+
+
+def _table(declaration: str, entries: Sequence[str]) -> str:
+    return f"const {declaration}[] = {{\n{_lines(f'    {e},' for e in [*entries, '{}'])}\n}};\n"
+
+
+def _plan_fields(
+    number: int,
+    variant: Variant,
+    names: Sequence[str],
+    device: DeviceImages | None,
+    *,
+    others: int = 0,
+) -> str:
+    """The fields of an edgert_plan; that of the first variant points to the `others`."""
+    plan, space = variant.plan, f"variant{number}"
+    accelerated = ["nullptr", "nullptr", "0u", "0u"]
+    if device is not None:
+        accelerated = [
+            f"&{_ACCELERATORS[device.api]}",
+            "images",
+            f"{len(device.images)}u",
+            f"{plan.device_arena_bytes}u",
+        ]
+    fields = [
+        *names,
+        "cpu_features",
+        *(f"{space}::{table}" for table in ("inputs", "outputs", "tensors", "steps")),
+        f"{len(variant.inputs)}u",
+        f"{len(variant.outputs)}u",
+        f"{len(plan.tensors)}u",
+        f"{len(plan.steps)}u",
+        "edgert_weights",
+        f"{plan.weights_bytes}u",
+        f"{plan.arena_bytes}u",
+        *accelerated,
+        "others" if others else "nullptr",
+        f"{others}u",
+    ]
+    return _lines(f"    {field}," for field in fields) + "\n"
+
+
+def model_header(name: str, variants: Sequence[tuple[tuple[Port, ...], tuple[Port, ...]]]) -> str:
+    """Returns the header NAME.h: the opening function, and the inputs and outputs of `variants`."""
     guard = f"EDGESDK_{name.upper()}_H_"
     lines = [f"/* {name}.h: a network compiled by edgesdk. See edgesdk_model.h for how to use it."]
     lines.append(" *")
-    for kind, ports in (("input", inputs), ("output", outputs)):
-        for index, port in enumerate(ports):
-            shape = "x".join(str(d) for d in port.shape) or "scalar"
-            lines.append(f" * {kind} {index}: {comment(port.name)}, {port.dtype}, {shape}")
+    for number, (inputs, outputs) in enumerate(variants):
+        if len(variants) > 1:
+            lines.append(f" * variant {number}:")
+        for kind, ports in (("input", inputs), ("output", outputs)):
+            for index, port in enumerate(ports):
+                shape = "x".join(str(d) for d in port.shape) or "scalar"
+                lines.append(f" * {kind} {index}: {comment(port.name)}, {port.dtype}, {shape}")
     lines.append(" */")
     return (
         "\n".join(lines)
@@ -243,7 +287,7 @@ def _launch(launch: Launch) -> str:
     return f"{{{function}, {{{grid}}}, {{{block}}}, {shared}, {flags}}}"
 
 
-def _device_tables(plan: Plan, launches: Sequence[str], device: DeviceImages | None) -> str:
+def _image_table(plan: Plan, device: DeviceImages | None) -> str:
     if device is None:
         return ""
     images = [
@@ -251,26 +295,7 @@ def _device_tables(plan: Plan, launches: Sequence[str], device: DeviceImages | N
         f"{len(image.data)}u}}"
         for image, offset in zip(device.images, _image_offsets(plan, device), strict=True)
     ]
-    return f"""\
-const edgert_launch launches[] = {{
-{_lines(f"    {launch}," for launch in [*launches, "{}"])}
-}};
-
-const edgert_image images[] = {{
-{_lines(f"    {i}," for i in [*images, "{}"])}
-}};
-"""
-
-
-def _device_fields(plan: Plan, device: DeviceImages | None) -> str:
-    if device is None:
-        return ""
-    return f"""\
-    &{_ACCELERATORS[device.api]},
-    images,
-    {len(device.images)}u,
-    {plan.device_arena_bytes}u,
-"""
+    return _table("edgert_image images", images)
 
 
 class _Shapes:

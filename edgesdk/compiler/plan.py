@@ -88,6 +88,7 @@ class _Buffer:
 
 @dataclass
 class _Builder:
+    names: Mapping[str, str]
     buffers: list[_Buffer] = field(default_factory=list)
     # By the handle of the Relax variable: comparing variables with == builds an expression.
     values: dict[int, Any] = field(default_factory=dict)
@@ -103,16 +104,18 @@ class _Builder:
 def make_plan(
     module: Any,
     *,
+    names: Mapping[str, str] | None = None,
     on_device: Mapping[str, DeviceKernel] | None = None,
     alignment: int = ALIGNMENT,
 ) -> Plan:
     """Returns the plan of `module["main"]`, a Relax function of kernel calls with static shapes.
 
-    `on_device` are the kernels that the accelerator runs, by name; all others run on the CPU.
+    `names` says what the module's kernels are called in the plan (by default as in the module).
+    `on_device` are the kernels that the accelerator runs, by that name; all others run on the CPU.
     Tensors begin at multiples of `alignment` bytes.
     Raises UnsupportedModelError if something is left that a flat plan cannot express.
     """
-    builder = _Builder()
+    builder = _Builder(names or {})
     function = module["main"]
     for index, parameter in enumerate(function.params):
         shape, dtype = _static_type(parameter)
@@ -184,7 +187,8 @@ def _read_binding(builder: _Builder, binding: Any) -> Any:
 def _read_kernel_call(builder: _Builder, call: Any) -> Any:
     from tvm import relax
 
-    kernel = call.args[0].name_hint
+    own = call.args[0].name_hint
+    kernel = builder.names.get(own, own)
     arguments = []
     for argument in call.args[1].fields:
         value = _resolve(builder, argument)

@@ -298,7 +298,7 @@ def test_awkward_names_compile(tmp_path: Path, fake_bundle: Callable[..., Path])
     include.mkdir()
     write_faces(tmp_path, manifest)
     ports = [emit.Port(t.name, t.shape, t.dtype) for t in AWKWARD]
-    (include / "json.h").write_text(emit.model_header("json", inputs=ports, outputs=ports[::-1]))
+    (include / "json.h").write_text(emit.model_header("json", [(tuple(ports), tuple(ports[::-1]))]))
     shutil.copy(data_folder("device_scripts") / "include" / "edgesdk_model.h", include)
     (tmp_path / "app.cc").write_text(
         "#include <json.hpp>\n"
