@@ -125,22 +125,28 @@ class Contract:
     """What the device promises, and so what a library built for it may need.
 
     `machine`: what `uname -m` may print. `libc_version`: the oldest libc among such devices, which
-    the audit enforces. `cpu_features`: names as Linux prints them in /proc/cpuinfo, whatever the
-    system. `libraries`: the libraries that one built for it may need, named as it names them.
+    the audit enforces (bionic: the API level). `cpu_features`: names as Linux prints them in
+    /proc/cpuinfo, whatever the system. `libraries`: the libraries that one built for it may need,
+    named as it names them. `symbols`: lists in `toolchains/` of what it may use of them; none where
+    versions of the symbols tell. `page_bytes`: the largest pages of memory among such devices, if
+    the file must fit them.
     """
 
-    os: Literal["linux", "windows", "macos", "ios"]
+    os: Literal["linux", "android", "windows", "macos", "ios"]
     machine: tuple[str, ...]
     cpu_features: tuple[str, ...]
     libraries: tuple[str, ...]
-    libc: Literal["glibc", "musl"] | None = None
+    libc: Literal["glibc", "musl", "bionic"] | None = None
     libc_version: str | None = None
+    symbols: tuple[str, ...] = ()
+    page_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.machine:
             raise ValueError("machine is empty")
-        if self.libc_version is not None and not re.fullmatch(r"\d+(\.\d+)+", self.libc_version):
-            raise ValueError(f"libc-version is {self.libc_version!r}, not like '2.36'")
+        form, example = (r"\d+", "29") if self.libc == "bionic" else (r"\d+(\.\d+)+", "2.36")
+        if self.libc_version is not None and not re.fullmatch(form, self.libc_version):
+            raise ValueError(f"libc-version is {self.libc_version!r}, not like '{example}'")
 
 
 @dataclass(frozen=True)

