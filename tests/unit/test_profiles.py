@@ -85,6 +85,7 @@ def test_shipped_profile_is_complete(name: str) -> None:
     assert profile.tvm["num-cores"] == profile.cpu.cores
     libc, library, form = {
         "linux": ("glibc", "libc.so.6", "elf"),
+        "android": ("bionic", "libc.so", "elf"),
         "windows": (None, "kernel32.dll", "pe"),
         "macos": (None, "/usr/lib/libSystem.B.dylib", "macho"),
         "ios": (None, "/usr/lib/libSystem.B.dylib", "macho-archive"),
