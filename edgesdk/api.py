@@ -6,7 +6,6 @@ Each reads or writes bundles. The command line only parses and prints.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,18 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from edgesdk.bundle.manifest import GpuContract, VerificationInfo
-    from edgesdk.compiler import CompiledModel
-    from edgesdk.compiler.cuda import Image
-    from edgesdk.compiler.gate import Sample
     from edgesdk.deploy.batch import BatchReport
     from edgesdk.deploy.bench import BenchReport
     from edgesdk.deploy.push import RemoteBundle
     from edgesdk.deploy.verify import VerifyReport
-    from edgesdk.frontend import ImportedModel
-    from edgesdk.profiles import TargetProfile
     from edgesdk.tuning.devicekey import DeviceKey
-    from edgesdk.tuning.lookup import RecordLookup
     from edgesdk.tuning.options import TuneOptions
     from edgesdk.tuning.session import TuneResult
     from edgesdk.tuning.state import SessionState
@@ -42,7 +34,8 @@ def compile(
     target: str = "local",
     device: str | None = None,
     example_inputs: Sequence[Any] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int]] | Sequence[Mapping[str, Sequence[int]]] | None = None,
+    batches: Sequence[int] = (),
     output: str | Path | None = None,
     precision: str = "fp32",
     verify: bool = True,
@@ -58,7 +51,9 @@ def compile(
     `example_inputs`, the arguments that its forward() takes. `device` is asked which board it is
     where `target` is a family of boards ("jetson"); without it, the device that serves the family,
     or the only one there is. `shapes` fixes dimensions that the
-    model leaves open: input name -> sizes. `output` is the bundle's folder, by default
+    model leaves open: input name -> sizes; or it is a list of such, and the bundle serves each of
+    them with one set of weights. `batches` are sizes of the first axis, where the model leaves it
+    open: runs may then have any. `output` is the bundle's folder, by default
     `bundles/<model>-<target>`; a bundle that stands there is replaced. With `verify` (always,
     unless the results are checked elsewhere) the outputs are compared with those of ONNX Runtime,
     TFLite or PyTorch, as the model is of one of them, before the bundle is written, on drawn inputs
@@ -83,17 +78,19 @@ def compile(
     profile = in_precision(load_target(connected_target(target, device)), chosen)
     load_toolchain(profile.toolchain).require(profile.machine)
 
+    from edgesdk.assemble import build_id_of, fill, verified
     from edgesdk.compiler import compile_model
-    from edgesdk.deploy.run import check_inputs
-    from edgesdk.frontend import import_model
+    from edgesdk.deploy.run import check_model_inputs
+    from edgesdk.frontend.variants import import_variants
     from edgesdk.tuning.lookup import RecordLookup
 
     progress("importing")
-    imported = import_model(path, shapes=shapes)
+    several = (shapes,) if isinstance(shapes, Mapping) else tuple(shapes or ({},))
+    variants = import_variants(path, several, batches)
+    imported, *others = variants.models
     given = None
     if inputs is not None:
-        arrays = check_inputs(imported, inputs)
-        given = {t.name: array for t, array in zip(imported.inputs, arrays, strict=True)}
+        given = check_model_inputs(variants.models, inputs)
     destination = Path(output) if output else Path("bundles") / f"{imported.name}-{profile.name}"
     with (
         staged_folder(destination) as staging,
@@ -108,14 +105,15 @@ def compile(
             imported,
             profile,
             build=build,
+            others=others,
             lookup=lookup,
-            name_build=lambda: _build_id(imported, profile, precision, lookup),
+            name_build=lambda: build_id_of(variants, profile, precision, lookup),
             progress=progress,
         )
         check_contract(audit_library(compiled.library), profile)
         skipped = dict(lookup.skipped) if lookup is not None else {}
-        samples, verification = _verified(
-            imported,
+        results = verified(
+            variants,
             profile,
             compiled,
             given,
@@ -127,225 +125,10 @@ def compile(
             progress,
         )
         progress("writing the bundle")
-        _fill(staging, imported, profile, compiled, precision, samples[0], verification, skipped)
+        fill(staging, variants, profile, compiled, precision, results, skipped)
     from edgesdk.bundle import open_bundle
 
     return open_bundle(destination)
-
-
-def _verified(
-    imported: ImportedModel,
-    profile: TargetProfile,
-    compiled: CompiledModel,
-    given: Mapping[str, np.ndarray] | None,
-    verify: bool,
-    allowed: float,
-    lookup: RecordLookup | None,
-    destination: Path,
-    target: str,
-    progress: Callable[[str], None],
-) -> tuple[list[Sample], VerificationInfo]:
-    """Draws inputs, the golden ones first, and passes the gate."""
-    import shlex
-
-    from edgesdk.bundle.manifest import VerificationInfo
-    from edgesdk.compiler import gate
-    from edgesdk.compiler.diagnose import explain
-    from edgesdk.compiler.probe import Probe
-
-    progress("running the reference")
-    toolchain = compiled.toolchain
-    seeds = gate.choose_seeds(profile, toolchain, imported.flops) if verify else gate.SEEDS[:1]
-    samples, tolerance = gate.draw_samples(imported, seeds=seeds, given=given)
-    tolerance = max(tolerance, allowed)
-    if not verify:
-        return samples, VerificationInfo(
-            "not run", imported.reference, None, None, tolerance, "switched off by the caller"
-        )
-    progress(f"comparing results on {len(samples)} sets of inputs")
-    try:
-        verification = gate.check_results(
-            library=compiled.library,
-            launcher=compiled.launcher,
-            profile=profile,
-            toolchain=toolchain,
-            samples=samples,
-            tolerance=tolerance,
-            reference=imported.reference,
-        )
-    except gate.MismatchError as error:
-        progress("results differ: looking for the first layer that does")
-        raise explain(
-            error,
-            model=imported.source,
-            probe=Probe(profile, gate.executor(profile, toolchain), lookup, allowed),
-            folder=destination.with_name(f"{destination.name}.mismatch"),
-            command=lambda words: shlex.join(
-                ["edgesdk", "compile", *words, "--target", target, *_precision_words(profile)]
-            ),
-        ) from error
-    return samples, gate.with_remark(verification, imported, samples)
-
-
-def _precision_words(profile: TargetProfile) -> list[str]:
-    return [] if profile.precision == "fp32" else ["--precision", profile.precision]
-
-
-def _fill(
-    staging: Path,
-    imported: ImportedModel,
-    profile: TargetProfile,
-    compiled: CompiledModel,
-    precision: str,
-    golden: Sample,
-    verification: VerificationInfo,
-    records_skipped: Mapping[str, int],
-) -> None:
-    """Writes the bundle's files."""
-    from dataclasses import replace
-
-    from edgesdk.bundle.manifest import Manifest, TensorInfo
-    from edgesdk.bundle.writer import write_bundle
-    from edgesdk.deploy.facts import contract_of
-
-    manifest = Manifest(
-        name=imported.name,
-        target=profile.name,
-        description=profile.description,
-        library=f"lib/{compiled.library.name}",
-        launcher=f"bin/{compiled.launcher.name}" if compiled.launcher else "",
-        contract=replace(contract_of(profile), gpu=_gpu_contract(profile, compiled)),
-        inputs=tuple(TensorInfo(t.name, t.shape, t.dtype) for t in imported.inputs),
-        outputs=tuple(TensorInfo(t.name, t.shape, t.dtype) for t in imported.outputs),
-        golden_inputs=tuple(f"golden/input_{i}.npy" for i in range(len(imported.inputs))),
-        golden_outputs=tuple(f"golden/output_{i}.npy" for i in range(len(imported.outputs))),
-        verification=verification,
-        model_sha256=imported.sha256,
-        abi_version=_abi_version(),
-        precision=precision,
-        weights_bytes=compiled.weights_bytes,
-        arena_bytes=compiled.arena_bytes,
-        files={},
-        tools=_tools(compiled),
-        build={
-            "id": compiled.build_id,
-            "opset": imported.opset,
-            "repairs": list(imported.repairs),
-            "kernel_calls": compiled.num_kernel_calls,
-            "activations_bytes": compiled.activations_bytes,
-            "coverage": {
-                "rungs": compiled.coverage.rungs,
-                "shares": {r: round(share, 4) for r, share in compiled.coverage.shares.items()},
-                "problems": compiled.coverage.problems,
-            },
-            "records_skipped": dict(records_skipped),
-            "toolchain": compiled.toolchain.name,
-            "tvm_target": profile.tvm,
-            "device_code": [_image_report(image) for image in compiled.device_images],
-            "device_code_remark": _image_remark(profile, compiled),
-        },
-    )
-    write_bundle(
-        staging,
-        manifest,
-        library=compiled.library,
-        launcher=compiled.launcher,
-        header=compiled.header,
-        golden_inputs=list(golden.inputs.values()),
-        golden_outputs=list(golden.expected.values()),
-    )
-
-
-def _gpu_contract(profile: TargetProfile, compiled: CompiledModel) -> GpuContract | None:
-    """What the code for the GPU asks of it; None if every kernel is for the CPU."""
-    from edgesdk.bundle.audit import version_key
-    from edgesdk.bundle.manifest import GpuContract
-
-    if profile.gpu is None or not compiled.device_images:
-        return None
-    cubins = [image for image in compiled.device_images if image.format == "cubin"]
-    ptx = next((image for image in compiled.device_images if image.format == "ptx"), None)
-    return GpuContract(
-        api=profile.gpu.api,
-        architectures=tuple(image.architecture for image in cubins),
-        ptx=ptx.architecture if ptx else None,
-        cuda=max((image.driver for image in cubins), key=version_key, default=None),
-        ptx_cuda=ptx.driver if ptx else None,
-    )
-
-
-def _image_report(image: Image) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "format": image.format,
-        "architecture": image.architecture,
-        "compiler": image.compiler,
-        "driver": image.driver,
-        "size_bytes": len(image.data),
-        "kernels": [asdict(kernel) for kernel in image.resources],
-    }
-
-
-def _image_remark(profile: TargetProfile, compiled: CompiledModel) -> str | None:
-    """What is to be said if the code was made for newer drivers than the target's."""
-    from edgesdk.compiler import cuda
-
-    if profile.gpu is None or not compiled.device_images:
-        return None
-    found = cuda.too_new(profile.gpu)
-    if found is None:
-        return None
-    why, fix = found
-    return f"{why} ({fix})" if fix else why
-
-
-def _build_id(
-    imported: ImportedModel,
-    profile: TargetProfile,
-    precision: str,
-    lookup: RecordLookup | None,
-) -> str:
-    """16 hex digits that change with the model, its shapes, the target, the tools and what tuning
-    found."""
-    import json
-
-    parts = {
-        "model": imported.sha256,
-        "shapes": {k: list(v) for k, v in imported.shapes.items()},
-        "target": profile.name,
-        "tvm": profile.tvm,
-        "precision": precision,
-        "versions": _versions(),
-        "tuned": lookup.used if lookup is not None else {},
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {
-        name: version(name)
-        for name in ("edgesdk", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxruntime")
-    }
-
-
-def _tools(compiled: CompiledModel) -> dict[str, str]:
-    return {**_versions(), "compiler": compiled.toolchain.version()}
-
-
-def _abi_version() -> int:
-    """EDGESDK_ABI_VERSION of the public header."""
-    import re
-
-    from edgesdk.resources import data_folder
-
-    header = data_folder("device_scripts") / "include" / "edgesdk_model.h"
-    found = re.search(r"#define EDGESDK_ABI_VERSION (\d+)u", header.read_text(encoding="utf-8"))
-    if found is None:
-        raise RuntimeError(f"{header} has no EDGESDK_ABI_VERSION")
-    return int(found.group(1))
 
 
 def tune(
@@ -367,10 +150,10 @@ def tune(
 ) -> TuneResult:
     """Searches for the fastest code of each layer of a model on a device, and writes a bundle.
 
-    `model`, `example_inputs` and `precision` are those of `compile`. `tracker` ("host:port") and `key` name
-    devices behind TVM's RPC tracker, instead of `device`. What is measured is recorded at once, in
-    the user's database or in `records`. `report` is an HTML file that is kept up to date, by
-    default beside the bundle. `show` hears of every trial. How to search are the fields of
+    `model`, `example_inputs` and `precision` are those of `compile`. `tracker` ("host:port") and
+    `key` name devices behind TVM's RPC tracker, instead of `device`. What is measured is recorded
+    at once, in the user's database or in `records`. `report` is an HTML file that is kept up to
+    date, by default beside the bundle. `show` hears of every trial. How to search are the fields of
     `edgesdk.tuning.options.TuneOptions`, as arguments (`trials=`, `minutes=`, `seed=`, ...) or as
     `options`.
 
@@ -511,13 +294,15 @@ def bench(
     per_layer: bool = False,
     against: Sequence[str] = (),
     model: str | Path | None = None,
+    variant: int = 0,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> BenchReport:
     """Measures a bundle's latency on a device, in ms.
 
     `repeat` runs are timed (by default as many as fit in 3 s) after `warmup` others. `per_layer`
     times every layer too. `against=["onnxruntime"]` takes turns with ONNX Runtime on this machine
-    and needs `model`, the file that the bundle was compiled from.
+    and needs `model`, the file that the bundle was compiled from. `variant` is the number of the
+    shapes that are measured, of those that the bundle serves.
 
     Raises VerificationError when the measured outputs are wrong, and what `run` raises.
     """
@@ -533,6 +318,7 @@ def bench(
             per_layer=per_layer,
             against=against,
             model=Path(model) if model is not None else None,
+            variant=variant,
             progress=progress,
         )
 

@@ -34,12 +34,14 @@ class TargetOptions:
 class Project:
     """An edgesdk.toml as it was written, and the paths in it made absolute by its methods.
 
-    `shapes` maps an input's name to its sizes. `targets` keeps the order of the file.
+    `shapes` maps an input's name to its sizes, and `batch` has the batches to compile, if there
+    are to be several. `targets` keeps the order of the file.
     """
 
     path: Path
     model: str
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    batch: tuple[int, ...] = ()
     output: str = "bundles"
     targets: dict[str, TargetOptions] = field(default_factory=dict)
 

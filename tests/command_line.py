@@ -143,8 +143,7 @@ def fake_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
             library=library,
             launcher=launcher,
             header="",
-            golden_inputs=values,
-            golden_outputs=values,
+            golden=[(values, values)],
         )
         return folder
 

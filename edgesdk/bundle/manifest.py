@@ -86,7 +86,45 @@ class VerificationInfo:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One of the fixed shapes that a bundle serves: see edgesdk_model_select_variant.
+
+    The variants share their weights, and the memory of the largest serves all.
+    """
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    golden_inputs: tuple[str, ...]
+    golden_outputs: tuple[str, ...]
+    verification: VerificationInfo
+
+    @property
+    def golden(self) -> str:
+        """The folder of the golden files."""
+        return (*self.golden_inputs, *self.golden_outputs)[0].rpartition("/")[0]
+
+    @property
+    def text(self) -> str:
+        """Its input shapes as people type them: "x=1x3x224x224 ids=1x128"."""
+        return " ".join(f"{t.name}={'x'.join(map(str, t.shape)) or 'scalar'}" for t in self.inputs)
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """Inputs of any number of rows are served: see `edgesdk.deploy.shapes`.
+
+    `sizes` are the batches that were compiled, ascending, one for each variant. `inputs` names the
+    inputs whose first axis is the batch; it is that of all outputs.
+    """
+
+    sizes: tuple[int, ...]
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
+    """`inputs` to `verification` are those of the first variant; `arena_bytes` is the largest."""
+
     name: str
     target: str
     description: str
@@ -107,6 +145,20 @@ class Manifest:
     tools: dict[str, str]
     build: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    other_variants: tuple[Variant, ...] = ()
+    batch: BatchInfo | None = None
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """All shapes that the library serves, in its order."""
+        first = Variant(
+            self.inputs,
+            self.outputs,
+            self.golden_inputs,
+            self.golden_outputs,
+            self.verification,
+        )
+        return (first, *self.other_variants)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
@@ -139,25 +191,37 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_from(data: dict[str, Any]) -> Manifest:
-    plain = {f.name: data[f.name] for f in dataclasses.fields(Manifest)}
+    added = {"other_variants": (), "batch": None}  # what older bundles of this schema lack
+    plain = {f.name: {**added, **data}[f.name] for f in dataclasses.fields(Manifest)}
     contract = _known(data["contract"], ContractInfo)
-    verification = _known(data["verification"], VerificationInfo)
-    verification["seeds"] = tuple(verification.get("seeds", ()))
     contract["machine"] = tuple(contract["machine"])
     contract["cpu_features"] = tuple(contract["cpu_features"])
     if contract.get("gpu") is not None:
         gpu = _known(contract["gpu"], GpuContract)
         contract["gpu"] = GpuContract(**gpu | {"architectures": tuple(gpu["architectures"])})
     plain |= {
+        **_ports(data),
         "contract": ContractInfo(**contract),
+        "other_variants": tuple(Variant(**_ports(item)) for item in plain["other_variants"]),
+        "files": {n: FileInfo(**_known(info, FileInfo)) for n, info in data["files"].items()},
+    }
+    if plain["batch"] is not None:
+        lists = _known(plain["batch"], BatchInfo)
+        plain["batch"] = BatchInfo(**{key: tuple(value) for key, value in lists.items()})
+    return Manifest(**plain)
+
+
+def _ports(data: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest and its variants have in common."""
+    verification = _known(data["verification"], VerificationInfo)
+    verification["seeds"] = tuple(verification.get("seeds", ()))
+    return {
         "inputs": _tensors(data["inputs"]),
         "outputs": _tensors(data["outputs"]),
         "golden_inputs": tuple(data["golden_inputs"]),
         "golden_outputs": tuple(data["golden_outputs"]),
         "verification": VerificationInfo(**verification),
-        "files": {n: FileInfo(**_known(info, FileInfo)) for n, info in data["files"].items()},
     }
-    return Manifest(**plain)
 
 
 def _known(table: dict[str, Any], kind: type) -> dict[str, Any]:

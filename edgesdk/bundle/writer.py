@@ -64,10 +64,12 @@ def write_bundle(
     library: Path,
     launcher: Path | None,
     header: str,
-    golden_inputs: Sequence[np.ndarray],
-    golden_outputs: Sequence[np.ndarray],
+    golden: Sequence[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]],
 ) -> Bundle:
-    """Fills `folder` and completes `manifest` with the hashes. Returns the bundle in `folder`."""
+    """Fills `folder` and completes `manifest` with the hashes. Returns the bundle in `folder`.
+
+    `golden` has inputs and outputs for each variant, in the manifest's order.
+    """
     import dataclasses
 
     import numpy as np
@@ -86,13 +88,15 @@ def write_bundle(
     shutil.copyfile(public, folder / "include" / public.name)
     (folder / "include" / f"{manifest.name}.h").write_text(header, encoding="utf-8")
     write_faces(folder, manifest)
-    for names, arrays in (
-        (manifest.golden_inputs, golden_inputs),
-        (manifest.golden_outputs, golden_outputs),
-    ):
-        for name, array in zip(names, arrays, strict=True):
-            # Not ascontiguousarray: it turns a scalar into one dimension.
-            np.save(folder / name, np.asarray(array, order="C"))
+    for variant, (inputs, outputs) in zip(manifest.variants, golden, strict=True):
+        (folder / variant.golden).mkdir(exist_ok=True)
+        for names, arrays in (
+            (variant.golden_inputs, inputs),
+            (variant.golden_outputs, outputs),
+        ):
+            for name, array in zip(names, arrays, strict=True):
+                # Not ascontiguousarray: it turns a scalar into one dimension.
+                np.save(folder / name, np.asarray(array, order="C"))
     # CMake looks for NAMEConfig.cmake as it is written, but for name-config.cmake in lower case.
     cmake = folder / "lib/cmake" / manifest.name / f"{manifest.name}Config.cmake"
     cmake.write_text(_cmake_config(manifest), encoding="utf-8")

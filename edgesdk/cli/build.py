@@ -14,13 +14,17 @@ from edgesdk.cli.options import (
     AllowTf32,
     AsJson,
     AskedDevice,
+    Batches,
     ModelArgument,
     Precision,
+    SeveralShapes,
     Shapes,
     Target,
     chosen_precision,
+    parse_batches,
     parse_inputs,
     parse_shapes,
+    parse_variants,
     project_of,
 )
 from edgesdk.errors import UsageError
@@ -29,6 +33,7 @@ from edgesdk.precision import find_precision
 
 if TYPE_CHECKING:
     from edgesdk.bundle import Bundle
+    from edgesdk.bundle.manifest import Manifest
     from edgesdk.project import Project
 
 
@@ -134,7 +139,8 @@ def compile_(
     model: ModelArgument = None,
     target: Target = None,
     device: AskedDevice = None,
-    shape: Shapes = None,
+    shape: SeveralShapes = None,
+    batch: Batches = None,
     precision: Precision = None,
     allow_tf32: AllowTf32 = False,
     given: Annotated[
@@ -153,13 +159,16 @@ def compile_(
 ) -> None:
     """Compile a model for a target into a bundle.
 
-    In a project, MODEL may be left out, and without --target every target of it is compiled.
+    In a project, MODEL may be left out, and without --target every target of it is compiled. With
+    several shapes, or batches, the bundle serves each of them with one set of weights.
     """
     from edgesdk import api
     from edgesdk.profiles import target_families
 
     precision = chosen_precision(precision, allow_tf32)
-    works = plan_works(model, target, parse_shapes(shape), precision, output, device=device)
+    several = parse_variants(shape)
+    works = plan_works(model, target, several[0], precision, output, device=device)
+    batches = parse_batches(batch)
     if device is not None and not any(work.profile in target_families() for work in works):
         raise UsageError(
             f"--device {device}: {', '.join(work.name for work in works)} needs no device to ask",
@@ -174,7 +183,8 @@ def compile_(
                 work.model,
                 target=work.profile,
                 device=work.device,
-                shapes=work.shapes,
+                shapes=[{**work.shapes, **shapes} for shapes in several],
+                batches=batches or (work.batches if len(several) == 1 else ()),
                 output=work.output,
                 precision=work.precision,
                 inputs=inputs,
@@ -202,6 +212,7 @@ class _Work:
     precision: str
     output: Path | None
     device: str | None
+    batches: tuple[int, ...] = ()
 
 
 def plan_works(
@@ -248,6 +259,7 @@ def plan_works(
                 precision=precision or (options.precision if options else "fp32"),
                 output=output or project.bundle_path(name),
                 device=device or (options.device if options else None),
+                batches=project.batch,
             )
         )
     return works
@@ -278,6 +290,8 @@ def _result(bundle: Bundle, duration_s: float) -> dict[str, Any]:
         "activations_bytes": manifest.arena_bytes,
         "inputs": [asdict(t) for t in manifest.inputs],
         "outputs": [asdict(t) for t in manifest.outputs],
+        "other_variants": [asdict(v) for v in manifest.other_variants],
+        "batch": asdict(manifest.batch) if manifest.batch is not None else None,
         "coverage": manifest.build.get("coverage"),
         "repairs": manifest.build.get("repairs"),
         "device_code": manifest.build.get("device_code"),
@@ -309,8 +323,7 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
             ("bundle", _shown(bundle.path)),
             ("target", f"{manifest.target}: {manifest.description}"),
             *([("precision", manifest.precision)] if manifest.precision != "fp32" else []),
-            *(("input", f"{t.name} {_tensor(t.dtype, t.shape)}") for t in manifest.inputs),
-            *(("output", f"{t.name} {_tensor(t.dtype, t.shape)}") for t in manifest.outputs),
+            *_port_rows(manifest),
             ("library", size_text(bundle.library.stat().st_size)),
             ("weights", size_text(manifest.weights_bytes)),
             ("activations", size_text(manifest.arena_bytes)),
@@ -320,6 +333,23 @@ def _bundle_text(bundle: Bundle, duration_s: float) -> str:
             ("took", f"{duration_s:.1f} s"),
         ]
     )
+
+
+def _port_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    rows = []
+    for number, variant in enumerate(manifest.variants):
+        if manifest.other_variants:
+            rows.append((f"variant {number}", variant.text))
+            checked = variant.verification
+            if number > 0 and checked.max_relative_error is not None:
+                rows.append(("", f"largest error {checked.max_relative_error:.2g} relative"))
+            continue
+        for kind, tensors in (("input", variant.inputs), ("output", variant.outputs)):
+            rows += [(kind, f"{t.name} {_tensor(t.dtype, t.shape)}") for t in tensors]
+    if manifest.batch is not None:
+        sizes = ", ".join(map(str, manifest.batch.sizes))
+        rows.append(("batch", f"any, in runs of {sizes}"))
+    return rows
 
 
 # What is said of a piece of code for the GPU, by its format.

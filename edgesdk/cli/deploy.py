@@ -19,6 +19,7 @@ from edgesdk.cli.options import (
     Device,
     OriginalModel,
     Threads,
+    VariantNumber,
     choose_bundle,
     parse_inputs,
 )
@@ -240,6 +241,7 @@ def bench(
     warmup: Annotated[
         int, typer.Option("--warmup", metavar="N", min=0, help="Runs before them.")
     ] = 5,
+    variant: VariantNumber = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -256,6 +258,7 @@ def bench(
             per_layer=per_layer,
             against=against or (),
             model=model or chosen.model,
+            variant=variant or 0,
             progress=progress,
         )
     if as_json:

@@ -59,6 +59,26 @@ Shapes = Annotated[
         "--shape", metavar="NAME=1x3x224x224", help="Sizes of an input; once for each input."
     ),
 ]
+SeveralShapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=1x3x224x224",
+        help="Sizes of an input; once for each input, or several times for several shapes.",
+    ),
+]
+Batches = Annotated[
+    str | None,
+    typer.Option(
+        "--batch", metavar="1,4,8", help="Batches to compile; runs may then have any number."
+    ),
+]
+VariantNumber = Annotated[
+    int | None,
+    typer.Option(
+        "--variant", metavar="N", min=0, help="Of several shapes, only this one; the first is 0."
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", min=1, help="At most N threads; default: all CPUs."),
@@ -159,17 +179,59 @@ def project_of(model: Path | None) -> Project | None:
 def parse_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """Reads NAME=1x3x224x224; "," may stand for "x". Raises UsageError for anything else."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts or ():
-        name, equals, sizes = text.rpartition("=")  # names may hold '=' themselves
-        parts = sizes.replace(",", "x").split("x")
-        if not equals or not name or not all(p.isascii() and p.isdigit() for p in parts):
-            raise UsageError(
-                f"--shape {text!r} is not NAME=SIZES", hint="for example --shape x=1x3x224x224"
-            )
+    for name, shape in map(_parse_shape, texts or ()):
         if name in shapes:
-            raise UsageError(f"--shape {name} is given twice", hint="leave one of them out")
-        shapes[name] = tuple(int(p) for p in parts)
+            raise UsageError(
+                f"--shape {name} is given twice",
+                hint="leave one of them out; only compile takes several",
+            )
+        shapes[name] = shape
     return shapes
+
+
+def parse_variants(texts: Sequence[str] | None) -> list[dict[str, tuple[int, ...]]]:
+    """Reads shapes of which some are given several times: the first of each input belong together,
+    then the second, and so on; those given once are the same in all. At least one table.
+
+    Raises UsageError for what is no shape, and where the numbers of them contradict each other.
+    """
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for name, shape in map(_parse_shape, texts or ()):
+        shapes.setdefault(name, []).append(shape)
+    counts = {name: len(found) for name, found in shapes.items() if len(found) > 1}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count} times" for name, count in counts.items())
+        raise UsageError(
+            f"--shape is given for {told}: which belong together?",
+            hint="give as many for each of these inputs, in the same order",
+        )
+    number = max(counts.values(), default=1)
+    return [
+        {name: found[i] if len(found) > 1 else found[0] for name, found in shapes.items()}
+        for i in range(number)
+    ]
+
+
+def parse_batches(text: str | None) -> tuple[int, ...]:
+    """Reads 1,4,8. Raises UsageError for anything else."""
+    if text is None:
+        return ()
+    parts = text.split(",")
+    if not all(p.isascii() and p.isdigit() for p in parts):
+        raise UsageError(
+            f"--batch {text!r} is no list of numbers", hint="for example --batch 1,4,8"
+        )
+    return tuple(int(p) for p in parts)
+
+
+def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, sizes = text.rpartition("=")  # names may hold '=' themselves
+    parts = sizes.replace(",", "x").split("x")
+    if not equals or not name or not all(p.isascii() and p.isdigit() for p in parts):
+        raise UsageError(
+            f"--shape {text!r} is not NAME=SIZES", hint="for example --shape x=1x3x224x224"
+        )
+    return name, tuple(int(p) for p in parts)
 
 
 def parse_inputs(texts: Sequence[str], manifest: Manifest | None = None) -> dict[str, np.ndarray]:

@@ -123,13 +123,15 @@ def bench_placed(
     per_layer: bool = False,
     against: Sequence[str] = (),
     model: Path | None = None,
+    variant: int = 0,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> BenchReport:
     """Times `repeat` runs (by default as many as fit in 3 s, 10 to 2000) after `warmup` others.
 
     The inputs are the bundle's golden ones, and the outputs are compared too. `per_layer` times
     every layer, which costs a little in each. `against` names runtimes to compare with, on this
-    machine only; they need `model`, the file that the bundle was compiled from.
+    machine only; they need `model`, the file that the bundle was compiled from. `variant` is the
+    number of the shapes that are measured.
 
     Raises UsageError for arguments that cannot be meant, VerificationError when the outputs are
     wrong, DeviceError when the network fails.
@@ -142,11 +144,14 @@ def bench_placed(
     ):
         if value is not None and value < least:
             raise UsageError(f"{name} is {value}", hint=f"give at least {least}")
-    opponents = [_opponent(placed, name, model) for name in against]
+    if variant not in range(len(manifest.variants)):
+        known = ", ".join(f"{i}: {v.text}" for i, v in enumerate(manifest.variants))
+        raise UsageError(f"the bundle has no variant {variant}", hint=f"it has {known}")
+    opponents = [_opponent(placed, name, model, variant) for name in against]
     before = read_facts(placed.transport)
     progress("warming up")
     # Also settles the number of threads and, without --repeat, that of runs.
-    first = _launch(placed, repeat=1, warmup=warmup, threads=threads)
+    first = _launch(placed, variant, repeat=1, warmup=warmup, threads=threads)
     threads = int(first["threads"])
     if repeat is None:
         fitting = _MEASURE_MS / max(float(first["latency_ms"][0]), 1e-3)
@@ -154,15 +159,23 @@ def bench_placed(
     progress(f"{repeat} runs")
     if opponents:
         values, report, comparisons = _take_turns(
-            placed, opponents, repeat=repeat, warmup=warmup, threads=threads, progress=progress
+            placed,
+            opponents,
+            variant,
+            repeat=repeat,
+            warmup=warmup,
+            threads=threads,
+            progress=progress,
         )
     else:
-        report = _launch(placed, repeat=repeat, warmup=warmup, threads=threads)
+        report = _launch(placed, variant, repeat=repeat, warmup=warmup, threads=threads)
         values, comparisons = report["latency_ms"], ()
     layers: tuple[LayerCost, ...] = ()
     if per_layer:
         progress("timing each layer")
-        profile = _launch(placed, repeat=repeat, warmup=warmup, threads=threads, per_layer=True)
+        profile = _launch(
+            placed, variant, repeat=repeat, warmup=warmup, threads=threads, per_layer=True
+        )
         layers = tuple(LayerCost(**layer) for layer in profile["layers"])
     after = read_facts(placed.transport)
     latency = Latencies.of(values)
@@ -207,10 +220,17 @@ def doubts(before: DeviceFacts, after: DeviceFacts, latency: Latencies) -> tuple
 
 
 def _launch(
-    placed: PlacedBundle, *, repeat: int, warmup: int, threads: int | None, per_layer: bool = False
+    placed: PlacedBundle,
+    variant: int,
+    *,
+    repeat: int,
+    warmup: int,
+    threads: int | None,
+    per_layer: bool = False,
 ) -> dict[str, Any]:
-    tolerance = placed.bundle.manifest.verification.tolerance
-    options = ["--selftest", placed.path("golden"), "--tolerance", f"{tolerance:g}"]
+    chosen = placed.bundle.manifest.variants[variant]
+    tolerance = chosen.verification.tolerance
+    options = ["--selftest", placed.path(chosen.golden), "--tolerance", f"{tolerance:g}"]
     options += ["--repeat", str(repeat), "--warmup", str(warmup)]
     options += ["--threads", str(threads)] if threads is not None else []
     launch = placed.launch([*options, "--per-layer"] if per_layer else options)
@@ -227,7 +247,7 @@ class _OnnxRuntime:
 
     name = "onnxruntime"
 
-    def __init__(self, placed: PlacedBundle, model: Path) -> None:
+    def __init__(self, placed: PlacedBundle, model: Path, variant: int) -> None:
         import onnxruntime
 
         from edgesdk.frontend.sources import open_source
@@ -240,7 +260,7 @@ class _OnnxRuntime:
             if source.kind != "ONNX"
             else ()
         )
-        self._inputs = golden_inputs(placed.bundle)
+        self._inputs = golden_inputs(placed.bundle, variant)
         self._session: Any = None
 
     def open(self, threads: int) -> None:
@@ -268,7 +288,7 @@ class _OnnxRuntime:
         return values
 
 
-def _opponent(placed: PlacedBundle, name: str, model: Path | None) -> _OnnxRuntime:
+def _opponent(placed: PlacedBundle, name: str, model: Path | None, variant: int) -> _OnnxRuntime:
     if name not in OPPONENTS:
         raise UsageError(
             f"cannot compare with {name!r}", hint=f"use one of: {', '.join(OPPONENTS)}"
@@ -284,7 +304,7 @@ def _opponent(placed: PlacedBundle, name: str, model: Path | None) -> _OnnxRunti
             hint="add --model MODEL",
         )
     _check_same_model(placed.bundle.manifest, model)
-    return _OnnxRuntime(placed, model)
+    return _OnnxRuntime(placed, model, variant)
 
 
 def _check_same_model(manifest: Manifest, model: Path) -> None:
@@ -300,6 +320,7 @@ def _check_same_model(manifest: Manifest, model: Path) -> None:
 def _take_turns(
     placed: PlacedBundle,
     opponents: Sequence[_OnnxRuntime],
+    variant: int,
     *,
     repeat: int,
     warmup: int,
@@ -316,7 +337,7 @@ def _take_turns(
     for turn in range(_TURNS):
         progress(f"turn {turn + 1} of {_TURNS}, {per_turn} runs each")
         time.sleep(_PAUSE_S)
-        report = _launch(placed, repeat=per_turn, warmup=warmup, threads=threads)
+        report = _launch(placed, variant, repeat=per_turn, warmup=warmup, threads=threads)
         ours.append(report["latency_ms"])
         for values, opponent in zip(theirs, opponents, strict=True):
             time.sleep(_PAUSE_S)

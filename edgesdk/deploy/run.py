@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.bundle import Bundle, check_files
-from edgesdk.bundle.manifest import Manifest
+from edgesdk.bundle.manifest import Manifest, TensorInfo
 from edgesdk.deploy.facts import check_device, read_facts
 from edgesdk.deploy.push import push_bundle
 from edgesdk.deploy.transport import open_transport
 from edgesdk.devices import get_device
 from edgesdk.errors import BundleError, DeviceError, DeviceUnreachableError, UsageError
 from edgesdk.proc import CommandResult
+from edgesdk.rows import Piece, run_in_pieces
 from edgesdk.settings import suggestion
 
 if TYPE_CHECKING:
@@ -171,13 +172,37 @@ def run_in_folder(
 
     Files of a run before are written over.
     """
+    manifest = placed.bundle.manifest
+    arrays = check_inputs(manifest, inputs)
+    if manifest.batch is None or fitting_variant(manifest, arrays) is not None:
+        return _run_once(placed, arrays, here, there, threads)
+    reports: list[Mapping[str, Any]] = []
+
+    def run(piece: Piece, some: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        result = _run_once(placed, some, here, there, threads)
+        reports.append(result.report)
+        return result.outputs
+
+    outputs = run_in_pieces(arrays, manifest.batch.inputs, manifest.batch.sizes, run)
+    latency_ms = sum(float(report["latency_ms"][0]) for report in reports)
+    return RunResult(outputs, {**reports[0], "latency_ms": [latency_ms], "runs": len(reports)})
+
+
+def _run_once(
+    placed: PlacedBundle,
+    arrays: Mapping[str, np.ndarray],
+    here: Path,
+    there: str,
+    threads: int | None,
+) -> RunResult:
+    """One run of the launcher, which picks the variant by the shapes of its files."""
     import numpy as np
 
     manifest = placed.bundle.manifest
     options = ["--output", there]
-    for index, array in enumerate(check_inputs(manifest, inputs)):
+    for index, tensor in enumerate(manifest.inputs):
         name = f"input_{index}.npy"
-        np.save(here / name, array)
+        np.save(here / name, arrays[tensor.name])
         placed.transport.upload(here / name, posixpath.join(there, name))
         options += ["--input", f"{index}={posixpath.join(there, name)}"]
     if threads is not None:
@@ -191,40 +216,101 @@ def run_in_folder(
     return RunResult(outputs, report)
 
 
-def check_inputs(manifest: Manifest | ImportedModel, inputs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Returns `inputs` as arrays in the model's order.
+def check_inputs(manifest: Manifest, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns `inputs` as arrays by name, in the model's order.
 
-    Raises UsageError when one is missing or unknown, or has another shape or dtype than expected:
-    nothing is converted silently.
+    Raises UsageError when one is missing or unknown, or has another dtype than expected, or when
+    they are of shapes that the bundle does not serve: nothing is converted silently.
     """
+    variants = [variant.inputs for variant in manifest.variants]
+    batch = manifest.batch.inputs if manifest.batch is not None else ()
+    return _checked(manifest.name, variants, inputs, batch)
+
+
+def check_model_inputs(
+    models: Sequence[ImportedModel], inputs: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The same for a model that was imported with one or several sets of shapes."""
+    variants = [
+        tuple(TensorInfo(t.name, t.shape, t.dtype) for t in model.inputs) for model in models
+    ]
+    return _checked(models[0].name, variants, inputs, ())
+
+
+def fitting_variant(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> int | None:
+    """Returns the number of the variant whose shapes `arrays` have; None if there is none."""
+    for number, variant in enumerate(manifest.variants):
+        if all(arrays[t.name].shape == t.shape for t in variant.inputs):
+            return number
+    return None
+
+
+def _checked(
+    model: str,
+    variants: Sequence[Sequence[TensorInfo]],
+    inputs: Mapping[str, Any],
+    batch: Sequence[str],
+) -> dict[str, np.ndarray]:
     import numpy as np
 
-    names = [tensor.name for tensor in manifest.inputs]
+    tensors = variants[0]
+    names = [tensor.name for tensor in tensors]
     for given in inputs:
         if given not in names:
             raise UsageError(
-                f"{manifest.name} has no input {given!r}",
+                f"{model} has no input {given!r}",
                 hint=suggestion(given, names, otherwise=f"its inputs: {', '.join(names)}"),
             )
-    arrays = []
-    for tensor in manifest.inputs:
+    arrays = {}
+    for tensor in tensors:
         expected = f"{tensor.dtype} {shape_text(tensor.shape)}"
         if tensor.name not in inputs:
             raise UsageError(
                 f"the input {tensor.name!r} is missing", hint=f"give {tensor.name!r} as {expected}"
             )
         array = np.asarray(inputs[tensor.name])
-        if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
+        fits = len(variants) > 1 or bool(batch) or array.shape == tensor.shape
+        if not fits or array.dtype.name != tensor.dtype:
             raise UsageError(
                 f"the input {tensor.name!r} is {array.dtype.name} {shape_text(array.shape)},"
                 f" not {expected}",
                 hint=f"convert it with .astype({tensor.dtype!r})"
-                if array.shape == tensor.shape
+                if fits
                 else f"give an array of the shape {list(tensor.shape)}",
             )
         # The launcher reads the device's byte order only, which is little-endian everywhere.
-        arrays.append(np.asarray(array, dtype=np.dtype(tensor.dtype).newbyteorder("<"), order="C"))
+        arrays[tensor.name] = np.asarray(
+            array, dtype=np.dtype(tensor.dtype).newbyteorder("<"), order="C"
+        )
+    _check_shapes(variants, arrays, batch)
     return arrays
+
+
+def _check_shapes(
+    variants: Sequence[Sequence[TensorInfo]],
+    arrays: Mapping[str, np.ndarray],
+    batch: Sequence[str],
+) -> None:
+    """Raises UsageError when `arrays` have the shapes of no variant and are no batch of rows."""
+    given = {name: array.shape for name, array in arrays.items()}
+    if any(all(given[t.name] == t.shape for t in tensors) for tensors in variants):
+        return
+    rows = {given[name][:1] for name in batch}
+    counted = len(rows) == 1 and rows.isdisjoint({(), (0,)})
+    # Of a batch all but the number of rows must be right.
+    if counted and all(
+        given[t.name][1:] == t.shape[1:] if t.name in batch else given[t.name] == t.shape
+        for t in variants[0]
+    ):
+        return
+    known = ", ".join(
+        " ".join(f"{t.name}={shape_text(t.shape)}" for t in tensors) for tensors in variants
+    )
+    raise UsageError(
+        "no shape that was compiled fits"
+        f" {' '.join(f'{name}={shape_text(shape)}' for name, shape in given.items())}",
+        hint=f"compiled are {known}{', and other numbers of rows' if batch else ''}",
+    )
 
 
 def load_array(file: Path | str) -> np.ndarray:
@@ -244,15 +330,16 @@ def load_array(file: Path | str) -> np.ndarray:
     return array
 
 
-def golden_inputs(bundle: Bundle) -> dict[str, np.ndarray]:
-    """Returns the inputs that the bundle carries, by the model's own names.
+def golden_inputs(bundle: Bundle, variant: int = 0) -> dict[str, np.ndarray]:
+    """Returns the inputs that the bundle carries for a variant, by the model's own names.
 
     Raises BundleError when one cannot be read.
     """
     import numpy as np
 
     arrays = {}
-    for tensor, file in zip(bundle.manifest.inputs, bundle.manifest.golden_inputs, strict=True):
+    chosen = bundle.manifest.variants[variant]
+    for tensor, file in zip(chosen.inputs, chosen.golden_inputs, strict=True):
         try:
             arrays[tensor.name] = np.load(bundle.path / file, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:

@@ -14,6 +14,7 @@ from edgesdk.errors import UsageError, VerificationError
 if TYPE_CHECKING:
     import numpy as np
 
+    from edgesdk.bundle.manifest import Variant
     from edgesdk.frontend import ImportedModel
 
 DEFAULT_SEEDS = 3
@@ -82,9 +83,12 @@ def verify_placed(
         progress("importing the model")
         imported = import_original(placed, model)
     progress("golden inputs")
-    checks = [_golden(placed)]
-    if imported is not None:
+    checks = [_golden(placed, variant) for variant in manifest.variants]
+    if imported is not None and model is not None:
         checks += _seeds(placed, imported, seeds, progress)
+        for variant in manifest.other_variants:
+            other = import_original(placed, model, variant)
+            checks += _seeds(placed, other, seeds, progress, suffix=f" {variant.text}")
     return VerifyReport(
         bundle=manifest.name,
         target=manifest.target,
@@ -197,12 +201,16 @@ def _run_library(
     return outputs
 
 
-def import_original(placed: PlacedBundle, model: Path) -> ImportedModel:
-    """Imports `model`; UsageError when it is not what the bundle was compiled from."""
+def import_original(
+    placed: PlacedBundle, model: Path, variant: Variant | None = None
+) -> ImportedModel:
+    """Imports `model` with the shapes of `variant`, by default the bundle's first; UsageError when
+    it is not what the bundle was compiled from."""
     from edgesdk.frontend import import_model
 
     manifest = placed.bundle.manifest
-    imported = import_model(model, shapes={t.name: t.shape for t in manifest.inputs})
+    inputs = variant.inputs if variant is not None else manifest.inputs
+    imported = import_model(model, shapes={t.name: t.shape for t in inputs})
     if imported.sha256 != manifest.model_sha256:
         raise UsageError(
             f"{model} is not the model that {placed.bundle.path} was compiled from",
@@ -211,9 +219,10 @@ def import_original(placed: PlacedBundle, model: Path) -> ImportedModel:
     return imported
 
 
-def _golden(placed: PlacedBundle) -> Check:
-    tolerance = placed.bundle.manifest.verification.tolerance
-    launch = placed.launch(["--selftest", placed.path("golden"), "--tolerance", f"{tolerance:g}"])
+def _golden(placed: PlacedBundle, variant: Variant) -> Check:
+    tolerance = variant.verification.tolerance
+    folder = placed.path(variant.golden)
+    launch = placed.launch(["--selftest", folder, "--tolerance", f"{tolerance:g}"])
     found = launch.report["selftest"]
     # JSON has no NaN or infinity: the launcher writes null.
     error, relative = (
@@ -222,7 +231,8 @@ def _golden(placed: PlacedBundle) -> Check:
     )
     if launch.differs:
         raise golden_error(placed.transport.name, relative, tolerance)
-    return Check("golden inputs", error, relative, None)
+    suffix = f" {variant.text}" if placed.bundle.manifest.other_variants else ""
+    return Check(f"golden inputs{suffix}", error, relative, None)
 
 
 def golden_error(device: str, relative: float, tolerance: float) -> VerificationError:
@@ -239,6 +249,8 @@ def _seeds(
     imported: ImportedModel,
     seeds: int,
     progress: Callable[[str], None],
+    *,
+    suffix: str = "",
 ) -> list[Check]:
     from edgesdk.compiler.gate import Sample, raise_if_different
     from edgesdk.frontend import Reference, draw_inputs
@@ -249,7 +261,7 @@ def _seeds(
     checks = []
     # Seed 0 drew the golden inputs.
     for seed in range(1, seeds + 1):
-        progress(f"drawn inputs {seed} of {seeds}")
+        progress(f"drawn inputs {seed} of {seeds}{suffix}")
         inputs = draw_inputs(imported.inputs, seed=seed, hints=imported.hints)
         outputs = run_placed(placed, inputs).outputs
         expected = reference.run(inputs)
@@ -257,7 +269,7 @@ def _seeds(
         raise_if_different(differences, tolerance, Sample(seed, inputs, expected))
         checks.append(
             Check(
-                f"drawn inputs {seed}",
+                f"drawn inputs {seed}{suffix}",
                 max(d.max_abs_error for d in differences),
                 max(d.max_relative_error for d in differences),
                 min(d.cosine for d in differences),

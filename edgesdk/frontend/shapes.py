@@ -69,6 +69,18 @@ def fix_inputs(
     return FixedInputs(values, tuple(assumed))
 
 
+def open_batches(proto: onnx.ModelProto, weights: set[str]) -> dict[str, tuple[int, ...] | None]:
+    """Returns the inputs whose first dimension the model leaves open, and their other dimensions;
+    None where those are open, too."""
+    found: dict[str, tuple[int, ...] | None] = {}
+    for entry in (_declared(i) for i in proto.graph.input if i.name not in weights):
+        if entry.dims and isinstance(entry.dims[0], str):
+            rest = tuple(d for d in entry.dims[1:] if isinstance(d, int))
+            whole = entry.dims != ["?rank"] and len(rest) == len(entry.dims) - 1
+            found[entry.name] = rest if whole else None
+    return found
+
+
 def _declared(info: onnx.ValueInfoProto) -> _Input:
     kind = info.type.WhichOneof("value")
     if kind not in ("tensor_type", None):

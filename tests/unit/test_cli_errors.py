@@ -47,7 +47,14 @@ device = "pi"
         ("unreachable-device", "devices check pi", 6),
         ("bad-shape", "compile net.onnx --target local --shape x=1x3xH", 2),
         ("bad-shape-without-name", "compile net.onnx --target local --shape 1x3", 2),
-        ("shape-twice", "compile net.onnx --target local --shape x=1 --shape x=2", 2),
+        ("shape-twice", "inspect net.onnx --shape x=1 --shape x=2", 2),
+        (
+            "shapes-contradict",
+            "compile net.onnx --target local --shape x=1 --shape x=2 --shape y=1 --shape y=2"
+            " --shape y=3",
+            2,
+        ),
+        ("batch-syntax", "compile net.onnx --target local --batch 1,x", 2),
         ("bundle-and-target", "run bundle --target local", 2),
     ],
 )
