@@ -37,11 +37,12 @@ class Device:
     `identity_file`). `ssh_config` is a file to read instead of ~/.ssh/config, as `ssh -F` does.
     `work_dir` is the folder on the device that edgesdk owns: absolute, or below the home folder.
     `target` is the target profile that the device serves. `timeout_s` limits, in seconds, how long
-    connecting may take and how long the device may be silent during a transfer.
+    connecting may take and how long the device may be silent during a transfer. `serial` is what
+    `adb devices` calls a phone; its work folder counts from /data/local/tmp.
     """
 
     name: str
-    transport: Literal["local", "ssh"]
+    transport: Literal["local", "ssh", "adb"]
     host: str | None = None
     port: int | None = None
     user: str | None = None
@@ -50,10 +51,13 @@ class Device:
     work_dir: str = ".edgesdk"
     target: str | None = None
     timeout_s: float = 15.0
+    serial: str | None = None
 
     def __post_init__(self) -> None:
         if self.transport == "ssh" and not self.host:
             raise ValueError("host is missing: ssh needs one")
+        if self.transport == "adb" and not re.fullmatch(r"[\w.:-]+", self.serial or ""):
+            raise ValueError(f"serial is {self.serial!r}, not as `adb devices` prints it")
         if self.port is not None and not 1 <= self.port <= 65535:
             raise ValueError(f"port is {self.port}, not between 1 and 65535")
         if not 0 < self.timeout_s <= 3600:

@@ -111,11 +111,15 @@ def devices(context: typer.Context, as_json: AsJson = False) -> None:
 def devices_add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
     ssh: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--ssh", metavar="USER@HOST:PORT", help="Its address, or a name of ~/.ssh/config."
         ),
-    ],
+    ] = None,
+    adb: Annotated[
+        str | None,
+        typer.Option("--adb", metavar="SERIAL", help="A phone's serial number, see `adb devices`."),
+    ] = None,
     identity: Annotated[
         str | None, typer.Option("--identity", metavar="FILE", help="The private key to use.")
     ] = None,
@@ -130,7 +134,7 @@ def devices_add(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add a board that is reached over SSH.
+    """Add a board that is reached over SSH, or a phone that is reached by adb.
 
     With --accept-key it may exist already, at the same address; then its key is accepted.
     """
@@ -140,6 +144,13 @@ def devices_add(
     if target is not None:
         load_targets(target)  # for its errors
     known = load_devices().get(name)
+    if (ssh is None) == (adb is None):
+        raise UsageError("give either --ssh or --adb", hint=f"edgesdk devices add {name} --help")
+    if ssh is None:
+        if identity is not None or accept_key:
+            raise UsageError("--identity and --accept-key go with --ssh", hint="leave them out")
+        _add_phone(name, str(adb), target, as_json=as_json)
+        return
     address = parse_ssh_address(ssh)
     device = _entry(name, address, identity, target, known=known if accept_key else None)
     add_device(device, replace=accept_key and known is not None)
@@ -322,6 +333,22 @@ def _entry(
     return replace(known, **given)  # type: ignore[arg-type]
 
 
+def _add_phone(name: str, serial: str, target: str | None, *, as_json: bool) -> None:
+    from edgesdk.devices import Device as DeviceEntry
+    from edgesdk.devices import add_device
+
+    try:
+        device = DeviceEntry(name, transport="adb", serial=serial, target=target)
+    except ValueError as error:
+        raise UsageError(str(error), hint="see: adb devices") from None
+    add_device(device)
+    if as_json:
+        console.print_json({"device": _device_json(device), "accepted": []})
+        return
+    print(f"added {name}: {_address(device)}")
+    console.note(f"next: edgesdk devices check {name}")
+
+
 def _suitable_targets(facts: DeviceFacts, name: str) -> list[str]:
     from edgesdk.deploy.facts import check_device, contract_of
     from edgesdk.profiles import load_target, target_names
@@ -417,6 +444,8 @@ def _fact_rows(facts: DeviceFacts) -> list[tuple[str, str]]:
 
 
 def _address(device: DeviceEntry) -> str:
+    if device.serial is not None:
+        return device.serial
     if device.host is None:
         return "this machine"
     user = f"{device.user}@" if device.user else ""

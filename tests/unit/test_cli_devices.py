@@ -94,3 +94,27 @@ def test_a_profile_of_ones_own(cli: Cli, tmp_path: Path) -> None:
     (folder / "mine.toml").write_text("descripton = 'x'\n", encoding="utf-8")
     said = cli("targets", "show", "mine")
     assert said.code == 3 and "unknown key 'descripton'" in said.err
+
+
+def test_a_phone_is_added_by_its_serial(cli: Cli) -> None:
+    said = cli.succeeds("devices", "add", "phone", "--adb", "R58M1:5555", "--target", "rpi4")
+    assert said.out == "added phone: R58M1:5555\n"
+    assert "phone   adb    R58M1:5555" in cli.succeeds("devices").out
+    shown = cli.succeeds("devices", "show", "phone", "--json").json["device"]
+    assert (shown["transport"], shown["serial"], shown["host"]) == ("adb", "R58M1:5555", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "give either --ssh or --adb"),
+        (("--ssh", "pi@host", "--adb", "R58M1"), "give either --ssh or --adb"),
+        (("--adb", "R58M1", "--accept-key"), "--identity and --accept-key go with --ssh"),
+        (("--adb", "two words"), "serial is 'two words', not as `adb devices` prints it"),
+    ],
+)
+def test_a_phone_that_cannot_be_meant(cli: Cli, options: tuple[str, ...], said: str) -> None:
+    answer = cli("devices", "add", "phone", *options)
+    assert answer.code == 2
+    assert said in answer.err
+    assert "phone" not in cli.succeeds("devices").out

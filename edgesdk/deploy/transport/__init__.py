@@ -20,6 +20,10 @@ def open_transport(device: Device) -> Transport:
         from edgesdk.deploy.transport.local import LocalTransport
 
         return LocalTransport(device)
+    if device.transport == "adb":
+        from edgesdk.deploy.transport.adb import AdbTransport
+
+        return AdbTransport(device)
     from edgesdk.deploy.transport.ssh import SshTransport
 
     return SshTransport(device)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgesdk.deploy.transport.base import DeviceTimeoutError, Stream
+from edgesdk.deploy.transport.shell import SMALL_TIMEOUT_S, Feed
 from edgesdk.deploy.transport.ssh_connect import connect
 from edgesdk.devices import Device
 from edgesdk.errors import DeviceError, DeviceUnreachableError
@@ -18,11 +19,6 @@ from edgesdk.proc import CommandResult
 
 if TYPE_CHECKING:
     import paramiko
-
-SMALL_TIMEOUT_S = 30.0  # for our own little shell scripts on the device
-
-Feed = Callable[[Callable[[bytes], None]], None]
-"""Gets a function that writes to a program's input."""
 
 # Starts every program. $1 is this text itself, $2 a token that ends whatever the user's shell
 # start-up files print, the rest the program. The line on standard error tells the process group,
@@ -96,6 +92,9 @@ class SshSession:
         signal_number = code - 128
         returncode = -signal_number if 1 <= signal_number <= 64 else code
         return CommandResult(tuple(argv), returncode, bytes(stdout), bytes(stderr))
+
+    def open_stream(self, argv: Sequence[str]) -> Stream:
+        return SshStream(self, *self.start(argv))
 
     def start(self, argv: Sequence[str]) -> tuple[paramiko.Channel, int, bytes, bytes]:
         """Starts `argv`. Returns its channel, process group, and output that came along already."""
