@@ -59,17 +59,7 @@ public sealed class Model : IDisposable {
     } finally {
       Marshal.FreeHGlobal(reason);
     }
-    Inputs = new Tensor[edgesdk_model_num_inputs(handle)];
-    Outputs = new Tensor[edgesdk_model_num_outputs(handle)];
-    TensorInfo info;
-    for (int i = 0; i < Inputs.Length; ++i) {
-      Check(edgesdk_model_input_info(handle, i, out info));
-      Inputs[i] = Described(info);
-    }
-    for (int i = 0; i < Outputs.Length; ++i) {
-      Check(edgesdk_model_output_info(handle, i, out info));
-      Outputs[i] = Described(info);
-    }
+    Describe();
   }
 
   ~Model() { Dispose(); }
@@ -77,6 +67,17 @@ public sealed class Model : IDisposable {
   public Tensor[] Inputs { get; private set; }
   public Tensor[] Outputs { get; private set; }
   public int NumThreads { get { return edgesdk_model_num_threads(handle); } }
+
+  /// <summary>How many fixed shapes the network was compiled for.</summary>
+  public int NumVariants { get { return edgesdk_model_num_variants(handle); } }
+
+  /// <summary>Has inputs, outputs and runs be those of a variant, numbered from 0. Each keeps the
+  /// inputs that were set.</summary>
+  /// <exception cref="ModelException">There is no such variant.</exception>
+  public void SelectVariant(int variant) {
+    Check(edgesdk_model_select_variant(handle, variant));
+    Describe();
+  }
 
   /// <summary>Copies the elements of an input, in row-major order; they stay for all next runs.
   /// </summary>
@@ -108,6 +109,20 @@ public sealed class Model : IDisposable {
     edgesdk_model_close(handle);
     handle = IntPtr.Zero;
     GC.SuppressFinalize(this);
+  }
+
+  void Describe() {
+    Inputs = new Tensor[edgesdk_model_num_inputs(handle)];
+    Outputs = new Tensor[edgesdk_model_num_outputs(handle)];
+    TensorInfo info;
+    for (int i = 0; i < Inputs.Length; ++i) {
+      Check(edgesdk_model_input_info(handle, i, out info));
+      Inputs[i] = Described(info);
+    }
+    for (int i = 0; i < Outputs.Length; ++i) {
+      Check(edgesdk_model_output_info(handle, i, out info));
+      Outputs[i] = Described(info);
+    }
   }
 
   static long SizeBytes<T>(T[] data) { return (long)data.Length * Marshal.SizeOf(typeof(T)); }
@@ -195,6 +210,10 @@ public sealed class Model : IDisposable {
   [DllImport(Library, CallingConvention = C)]
   static extern int edgesdk_model_get_output(IntPtr model, int index, out IntPtr data,
                                              out UIntPtr size);
+  [DllImport(Library, CallingConvention = C)]
+  static extern int edgesdk_model_num_variants(IntPtr model);
+  [DllImport(Library, CallingConvention = C)]
+  static extern int edgesdk_model_select_variant(IntPtr model, int variant);
   [DllImport(Library, CallingConvention = C)]
   static extern int edgesdk_model_num_threads(IntPtr model);
 }

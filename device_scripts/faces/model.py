@@ -49,8 +49,15 @@ class Tensor(NamedTuple):
     dtype: np.dtype
 
 
+class Variant(NamedTuple):
+    """One of the fixed shapes that the network was compiled for."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
 class Model:
-    """An open network.
+    """An open network. `inputs` and `outputs` are those of the first of its `variants`.
 
     Calls from several threads take turns; open one model for each thread to run them at once.
     """
@@ -80,34 +87,49 @@ class Model:
         status = open_model(self.abi_version, ctypes.byref(options), ctypes.byref(self._handle))
         if status != 0:
             raise ModelError(reason.value.decode("utf-8", "replace"), status)
-        self.inputs = self._tensors(
-            self._api.edgesdk_model_num_inputs, self._api.edgesdk_model_input_info
+        self.variants = tuple(
+            Variant(
+                self._tensors(
+                    number,
+                    self._api.edgesdk_model_num_inputs,
+                    self._api.edgesdk_model_variant_input_info,
+                ),
+                self._tensors(
+                    number,
+                    self._api.edgesdk_model_num_outputs,
+                    self._api.edgesdk_model_variant_output_info,
+                ),
+            )
+            for number in range(self._api.edgesdk_model_num_variants(self._handle))
         )
-        self.outputs = self._tensors(
-            self._api.edgesdk_model_num_outputs, self._api.edgesdk_model_output_info
-        )
+        self.inputs, self.outputs = self.variants[0]
 
     @property
     def num_threads(self) -> int:
         """The threads that a run may use."""
         return int(self._api.edgesdk_model_num_threads(self._handle))
 
-    def empty_input(self, index: int = 0) -> np.ndarray:
+    def empty_input(self, index: int = 0, *, variant: int = 0) -> np.ndarray:
         """Returns memory for an input that runs use in place: fill it and call with it."""
-        tensor = self.inputs[index]
+        tensor = self.variants[variant].inputs[index]
         return _aligned(tensor.shape, tensor.dtype)
 
     def __call__(self, *arrays: np.ndarray, **named: np.ndarray) -> dict[str, np.ndarray]:
         """Runs the network once; returns fresh arrays, by the outputs' names in the model.
 
+        Of a network with several variants that is run whose shapes the inputs have.
         Inputs are given in order, or by name: `model(x=array)`, `model(**{"input:0": array})`.
         Raises TypeError or ValueError for inputs that do not fit, ModelError when the run fails.
         """
-        inputs = self._ordered(arrays, named)
-        outputs = [_aligned(tensor.shape, tensor.dtype) for tensor in self.outputs]
+        given = self._given(arrays, named)
+        number = self._variant_of(given)
+        variant = self.variants[number]
+        inputs = [_fitting(given[tensor.name], tensor) for tensor in variant.inputs]
+        outputs = [_aligned(tensor.shape, tensor.dtype) for tensor in variant.outputs]
         with self._lock:
             if not self._handle:
                 raise ModelError("the model is closed", 2)
+            self._check(self._api.edgesdk_model_select_variant(self._handle, number))
             for index, array in enumerate(inputs):
                 self._check(
                     self._api.edgesdk_model_set_input(
@@ -139,7 +161,7 @@ class Model:
         if getattr(self, "_api", None) is not None:
             self.close()
 
-    def _ordered(self, arrays: tuple, named: dict) -> list[np.ndarray]:
+    def _given(self, arrays: tuple, named: dict) -> dict[str, np.ndarray]:
         names = [tensor.name for tensor in self.inputs]
         if len(arrays) > len(names):
             raise TypeError(f"{len(arrays)} inputs are given, the model has {len(names)}")
@@ -153,13 +175,23 @@ class Model:
         missing = [name for name in names if name not in given]
         if missing:
             raise TypeError(f"missing inputs: {', '.join(missing)}")
-        return [_fitting(given[tensor.name], tensor) for tensor in self.inputs]
+        return {name: np.asarray(array) for name, array in given.items()}
 
-    def _tensors(self, count, info) -> tuple[Tensor, ...]:
+    def _variant_of(self, given: dict[str, np.ndarray]) -> int:
+        for number, variant in enumerate(self.variants):
+            if all(given[tensor.name].shape == tensor.shape for tensor in variant.inputs):
+                return number
+        if len(self.variants) == 1:
+            return 0  # and `_fitting` says what is wrong
+        shapes = {name: list(array.shape) for name, array in given.items()}
+        known = [{t.name: list(t.shape) for t in variant.inputs} for variant in self.variants]
+        raise ValueError(f"no variant has the inputs {shapes}; there are {known}")
+
+    def _tensors(self, variant, count, info) -> tuple[Tensor, ...]:
         tensors = []
         for index in range(count(self._handle)):
             found = _TensorInfo()
-            self._check(info(self._handle, index, ctypes.byref(found)))
+            self._check(info(self._handle, variant, index, ctypes.byref(found)))
             shape = tuple(found.shape[axis] for axis in range(found.ndim))
             tensors.append(Tensor(found.name.decode("utf-8"), shape, _DTYPES[found.dtype]))
         return tuple(tensors)
@@ -196,8 +228,10 @@ def _declared(api: ctypes.CDLL) -> ctypes.CDLL:
         ("last_error", ctypes.c_char_p, [handle]),
         ("num_inputs", ctypes.c_int32, [handle]),
         ("num_outputs", ctypes.c_int32, [handle]),
-        ("input_info", ctypes.c_int, [handle, index, pointer]),
-        ("output_info", ctypes.c_int, [handle, index, pointer]),
+        ("num_variants", ctypes.c_int32, [handle]),
+        ("variant_input_info", ctypes.c_int, [handle, index, index, pointer]),
+        ("variant_output_info", ctypes.c_int, [handle, index, index, pointer]),
+        ("select_variant", ctypes.c_int, [handle, index]),
         ("set_input", ctypes.c_int, [handle, index, pointer, ctypes.c_size_t]),
         ("set_output", ctypes.c_int, [handle, index, pointer, ctypes.c_size_t]),
         ("run", ctypes.c_int, [handle]),
@@ -215,8 +249,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size_bytes].view(dtype).reshape(shape)
 
 
-def _fitting(value: object, tensor: Tensor) -> np.ndarray:
-    array = np.asarray(value)
+def _fitting(array: np.ndarray, tensor: Tensor) -> np.ndarray:
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise ValueError(
             f"the input {tensor.name!r} is {array.dtype} {list(array.shape)},"

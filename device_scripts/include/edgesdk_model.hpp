@@ -148,6 +148,31 @@ class Model {
   std::int32_t num_inputs() const noexcept { return edgesdk_model_num_inputs(handle_); }
   std::int32_t num_outputs() const noexcept { return edgesdk_model_num_outputs(handle_); }
 
+  /* The fixed shapes that the network was compiled for, numbered from 0, and the one in use: that
+   * of the inputs, outputs and runs below. Each keeps its own memory and bindings. */
+  std::int32_t num_variants() const noexcept { return edgesdk_model_num_variants(handle_); }
+  std::int32_t variant() const noexcept { return edgesdk_model_variant(handle_); }
+  [[nodiscard]] bool select_variant(std::int32_t variant) noexcept {
+    return opened() && done(edgesdk_model_select_variant(handle_, variant));
+  }
+
+  /* Selects the variant whose input `index` has this shape, the first of them if there are several.
+   * False if there is none. */
+  [[nodiscard]] bool select_shape(std::int32_t index, Span<const std::int64_t> shape) noexcept {
+    if (!opened()) return false;
+    for (std::int32_t i = 0; i < num_variants(); ++i) {
+      edgesdk_tensor_info info = {};
+      if (!done(edgesdk_model_variant_input_info(handle_, i, index, &info))) return false;
+      bool same = static_cast<std::size_t>(info.ndim) == shape.size();
+      for (std::int32_t k = 0; same && k < info.ndim; ++k) {
+        same = info.shape[k] == shape[static_cast<std::size_t>(k)];
+      }
+      if (same) return select_variant(i);
+    }
+    fail(EDGESDK_ERROR_INVALID_ARGUMENT, "the model was not compiled for this shape");
+    return false;
+  }
+
   /* Memory of this object for an input, which the next runs read: write the values there, nothing
    * is copied afterwards. It stays the same until the object goes. Empty on failure. */
   template <typename T>

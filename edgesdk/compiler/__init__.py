@@ -75,9 +75,10 @@ def compile_model(
     progress("lowering")
     models = (model, *others)
     modules = []
+    panels: dict[bytes, int] | None = {} if others else None
     for each in models:
         with tvm.target.Target(profile.tvm):
-            modules.append(lower(each.take_module(), profile))
+            modules.append(lower(each.take_module(), profile, panels=panels))
         release_memory()
     kernels = merge_kernels(modules)
     symbols = {name: _symbol(name, i) for i, name in enumerate(sorted(kernels.functions))}

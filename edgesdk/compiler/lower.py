@@ -12,9 +12,10 @@ from edgesdk.schedules.layout import assign_layouts
 from edgesdk.schedules.legalize import legalizations
 
 
-def lower(module: Any, profile: TargetProfile) -> Any:
+def lower(module: Any, profile: TargetProfile, *, panels: dict[bytes, int] | None = None) -> Any:
     """Returns `module` with `main` as a straight line of `call_tir` on fused kernels.
 
+    `panels` is that of `assign_layouts`, where one network is lowered for several shapes.
     Memory is planned later, by `plan.make_plan`, which needs the graph without allocations.
     """
     import tvm
@@ -23,7 +24,7 @@ def lower(module: Any, profile: TargetProfile) -> Any:
     module = transform.CanonicalizeBindings()(module)
     if not has_dot(profile):
         module = sum_in_floats(module)
-    module = assign_layouts(module, profile)
+    module = assign_layouts(module, profile, panels=panels)
     passes = [
         transform.DeadCodeElimination(),
         transform.LegalizeOps(legalizations()),

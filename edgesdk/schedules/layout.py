@@ -12,6 +12,7 @@ Matrix products with constant weights get their weights packed for the vector un
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,9 +55,15 @@ OPAQUE = 8
 _EPILOGUE_ONLY = 4
 
 
-def assign_layouts(module: Any, profile: TargetProfile) -> Any:
+def assign_layouts(
+    module: Any, profile: TargetProfile, *, panels: dict[bytes, int] | None = None
+) -> Any:
     """Returns `module` with `main` rewritten for the CPU or GPU of `profile`. Results differ by
-    rounding only. A main without a single dataflow block is returned as it is."""
+    rounding only. A main without a single dataflow block is returned as it is.
+
+    `panels` is one table for all shapes of a network: how wide the first of them packed each weight
+    of a product, which the others then do as well, so that they share it.
+    """
     from tvm import relax
 
     function = module["main"]
@@ -69,7 +76,9 @@ def assign_layouts(module: Any, profile: TargetProfile) -> Any:
         return GpuRewriter(module, profile).run()
     from edgesdk.schedules.layout_int8 import IntegerRewriter
 
-    return IntegerRewriter(module, profile).run()
+    rewriter = IntegerRewriter(module, profile)
+    rewriter.panels = panels
+    return rewriter.run()
 
 
 class Rewriter(GraphWalk):
@@ -79,6 +88,7 @@ class Rewriter(GraphWalk):
         super().__init__(module, profile)
         # The pixels that 1x1 convolutions with a stride read, by the handle of the tensor.
         self.met: dict[Any, Any] = {}
+        self.panels: dict[bytes, int] | None = None  # see assign_layouts
         self.rules = {
             "relax.nn.conv2d": self._conv2d,
             "relax.nn.conv2d_transpose": self._conv2d_transpose,
@@ -400,9 +410,16 @@ class Rewriter(GraphWalk):
     def _multiply(self, source: Any, weight: np.ndarray) -> Any:
         """[M, K] times [K, N]."""
         columns = weight.shape[1]
-        width = dense.panel_width(columns, type_of(source)[0][0], self.profile)
+        width = self._panel_width(weight, type_of(source)[0][0])
         packed = as_const(dense.pack_weight(weight, width))
         return self._te(dense.dense_packed, source, packed, columns=columns, hint="dense")
+
+    def _panel_width(self, weight: np.ndarray, rows: int) -> int:
+        width = dense.panel_width(weight.shape[1], rows, self.profile)
+        if self.panels is None:
+            return width
+        content = hashlib.blake2b(weight.tobytes(), digest_size=16)
+        return self.panels.setdefault(content.digest(), width)
 
 
 def _ints(values: Any) -> tuple[int, ...]:

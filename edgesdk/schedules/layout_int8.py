@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edgesdk.schedules import conv2d, conv2d_int8, dense, dense_int8
+from edgesdk.schedules import conv2d, conv2d_int8, dense_int8
 from edgesdk.schedules.blocks import block_tensor
 from edgesdk.schedules.dot import DotProduct, find_dot
 from edgesdk.schedules.layout import OPAQUE, Rewriter
@@ -106,7 +106,7 @@ class IntegerRewriter(Rewriter):
 
         dot, zero = integers.dot, integers.zero
         rows = type_of(source)[0][0]
-        width = dense.panel_width(weight.shape[1], rows, self.profile)
+        width = self._panel_width(weight, rows)
         packed = dense_int8.pack_weight(weight, width, dot.depth)
         terms = packed.shape[1] * dot.depth
         if terms != weight.shape[0]:
