@@ -51,6 +51,8 @@ system_packages() {
             # Bundles called from C#.
             need mcs mono-mcs
             need mono mono-runtime
+            # And from Java.
+            need javac default-jdk-headless
             ;;
         demo)
             need g++ g++

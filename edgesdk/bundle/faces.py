@@ -1,4 +1,4 @@
-"""The languages in which a bundle's library can be called, beside C: C++, Python and C#.
+"""The languages in which a bundle's library can be called, beside C: C++, Python, C# and Java.
 
 Each gets one small file for the network at hand and, from `device_scripts/`, one that is the same
 in every bundle. All of them stand on the C API of edgesdk_model.h alone.
@@ -6,6 +6,7 @@ in every bundle. All of them stand on the C API of edgesdk_model.h alone.
 include/NAME.hpp, edgesdk_model.hpp    C++17
 python/NAME/                           Python 3.8 and newer, with NumPy
 csharp/NAME.cs                         .NET and Mono
+java/NAME/Model.java, model_jni.c      Java 8 and newer, Kotlin, Android
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ _CSHARP_KEYWORDS = (
     " stackalloc static string struct switch this throw true try typeof uint ulong unchecked unsafe"
     " ushort using virtual void volatile while"
 )
+_JAVA_KEYWORDS = (
+    "boolean extends final implements instanceof native package strictfp super synchronized throws"
+    " transient"
+)
 
 
 _LOADING = Template("""
@@ -58,7 +63,8 @@ from $module import Model
 outputs = Model()($arguments)  # output name -> array
 ```
 
-C# on .NET or Mono: add `csharp/$module.cs`, which says how, to your project.
+C# on .NET or Mono: add `csharp/$module.cs`, which says how, to your project. Java and Kotlin, on
+Android, too: `java/$module/Model.java`, with `model_jni.c` beside it.
 """)
 
 
@@ -82,6 +88,11 @@ def write_faces(folder: Path, manifest: Manifest) -> None:
     csharp.mkdir()
     source = (scripts / "faces" / "Model.cs").read_text(encoding="utf-8")
     (csharp / f"{module}.cs").write_text(_csharp(manifest, source), encoding="utf-8")
+    java = folder / "java" / module
+    java.mkdir(parents=True)
+    for file in ("Model.java", "model_jni.c"):
+        source = (scripts / "faces" / file).read_text(encoding="utf-8")
+        (java / file).write_text(_java(manifest, source), encoding="utf-8")
 
 
 def readme_parts(manifest: Manifest) -> dict[str, str]:
@@ -102,12 +113,13 @@ def readme_parts(manifest: Manifest) -> dict[str, str]:
 
 
 def module_name(name: str) -> str:
-    """Returns the model's name as a Python package and as a C# namespace.
+    """Returns the model's name as a Python and a Java package and as a C# namespace.
 
-    A word of either language, and a module that Python has already, ends with `_net`.
+    A word of one of these languages, and a module that Python has already, ends with `_net`.
     """
     taken = keyword.iskeyword(name) or name in sys.stdlib_module_names or name == "numpy"
-    return f"{name}_net" if taken or name in _CSHARP_KEYWORDS.split() else name
+    taken = taken or name in _CSHARP_KEYWORDS.split() or name in _JAVA_KEYWORDS.split()
+    return f"{name}_net" if taken else name
 
 
 def _can_be_loaded(manifest: Manifest) -> bool:
@@ -244,6 +256,17 @@ def _csharp(manifest: Manifest, source: str) -> str:
         # Without its ending: each system's runtime tries its own.
         ("EDGESDK_LIBRARY", Path(manifest.library).stem),
         ("EDGESDK_ABI", str(manifest.abi_version)),
+    ):
+        source = source.replace(placeholder, value)
+    return source
+
+
+def _java(manifest: Manifest, source: str) -> str:
+    name = manifest.name
+    for placeholder, value in (
+        ("edgesdk_open_EDGESDK_MODEL", f"edgesdk_open_{name}"),
+        ("EDGESDK_HEADER", name),
+        ("EDGESDK_NAME", module_name(name)),
     ):
         source = source.replace(placeholder, value)
     return source

@@ -321,7 +321,7 @@ def test_an_archive_has_no_face_that_would_load_it(
     (tmp_path / "include").mkdir()
     write_faces(tmp_path, dataclasses.replace(manifest, library="lib/libnet.a"))
     assert (tmp_path / "include" / "net.hpp").exists()
-    assert not (tmp_path / "python").exists() and not (tmp_path / "csharp").exists()
+    assert not any((tmp_path / name).exists() for name in ("python", "csharp", "java"))
 
 
 @pytest.mark.parametrize(
