@@ -158,6 +158,11 @@ def tune(
             hint=f"add --target {works[0].title}",
         )
     project = project_of(model)
+    if any(work.batches for work in works) and output is None:
+        raise UsageError(
+            "the project compiles several batches, and tune searches for one shape",
+            hint="add -o DIR and the shape to search for; compile then uses what was found",
+        )
     results = []
     interrupted = False
     for work in works:

@@ -4,7 +4,8 @@
 // [10, 100], in parallel; it fails with a message where x holds a NaN. With ALL_DTYPES: 13 inputs
 // of 2 x 3, one per type, copied to 13 outputs. With NO_INPUTS: one output, 1 to 4. With ON_GPU:
 // y = 2 * (x + w), four int32 with w = 1 to 4, by the kernels of the stand-in for a GPU's driver;
-// with ON_OPENCL the same for OpenCL's, with ON_METAL for Metal.
+// with ON_OPENCL the same for OpenCL's, with ON_METAL for Metal. With TWO_SHAPES a second variant:
+// y = x, of 4 elements.
 
 #if defined(ON_OPENCL)
 #define ON_GPU
@@ -199,6 +200,23 @@ const edgert_step steps[] = {{Multiply, "multiply", "scale of x", arguments, 3},
 constexpr uint32_t kNumInputs = 1;
 constexpr uint64_t kArenaBytes = 2 * kRoom;
 
+#if defined(TWO_SHAPES)
+const int64_t four[] = {4};
+const edgert_port few_inputs[] = {{"x=1:\"0", EDGESDK_FLOAT32, 1, four, 16}};
+const edgert_port few_outputs[] = {{"y", EDGESDK_FLOAT32, 1, four, 16}};
+// Its activations end behind those of the other shape.
+const edgert_tensor few_tensors[] = {{kEdgertInput, kDLFloat, 32, 1, 0, 0, 16, four},
+                                     {kEdgertArena, kDLFloat, 32, 1, 0, 4 * kRoom, 16, four},
+                                     {kEdgertOutput, kDLFloat, 32, 1, 0, 0, 16, four}};
+const uint32_t few_arguments[] = {0, 1, 1, 2};
+const edgert_step few_steps[] = {{nullptr, "copy", "in", few_arguments, 2},
+                                 {nullptr, "copy", "out", few_arguments + 2, 2}};
+const edgert_plan others[] = {{TEXT(MODEL), "test", "0123456789abcdef", cpu_features, few_inputs,
+                               few_outputs, few_tensors, few_steps, 1, 1, 3, 2,
+                               reinterpret_cast<const uint8_t*>(&weights), sizeof(weights),
+                               4 * kRoom + 64}};
+#endif
+
 #endif
 
 }  // namespace
@@ -226,6 +244,13 @@ const edgert_plan edgert_model_plan = {
     images,
     sizeof(images) / sizeof(images[0]),
     64,
+#elif defined(TWO_SHAPES)
+    nullptr,
+    nullptr,
+    0,
+    0,
+    others,
+    1,
 #endif
 };
 

@@ -23,6 +23,7 @@
 extern "C" {
 edgesdk_status edgesdk_open_model_a(uint32_t, const edgesdk_options*, edgesdk_model**);
 edgesdk_status edgesdk_open_model_b(uint32_t, const edgesdk_options*, edgesdk_model**);
+edgesdk_status edgesdk_open_model_shapes(uint32_t, const edgesdk_options*, edgesdk_model**);
 void model_b_need_cpu_feature(const char* name);
 }
 
@@ -90,6 +91,62 @@ TEST(handles_go_to_the_library_that_opened_them) {
   }
   CheckOutput(a, x, 2);
   CheckOutput(b, x, 3);
+}
+
+TEST(variants_take_turns_and_keep_their_bindings) {
+  Handle model(edgesdk_open_model_shapes);
+  CHECK_EQ(edgesdk_model_num_variants(model), 2);
+  CHECK_EQ(edgesdk_model_variant(model), 0);
+  std::vector<float> x = Input(0.5f);
+  CHECK_EQ(edgesdk_model_set_input(model, 0, x.data(), kBytes), EDGESDK_OK);
+  CHECK_EQ(edgesdk_model_run(model), EDGESDK_OK);
+  const void* first = nullptr;
+  CHECK_EQ(edgesdk_model_get_output(model, 0, &first, nullptr), EDGESDK_OK);
+
+  CHECK_EQ(edgesdk_model_select_variant(model, 1), EDGESDK_OK);
+  CHECK_EQ(edgesdk_model_variant(model), 1);
+  edgesdk_tensor_info info;
+  CHECK_EQ(edgesdk_model_input_info(model, 0, &info), EDGESDK_OK);
+  CHECK_EQ(info.ndim, 1);
+  CHECK_EQ(info.shape[0], 4);
+  CHECK_EQ(edgesdk_model_run(model), EDGESDK_ERROR_INPUT_MISSING);
+  const float few[] = {1, -2, 3, -4};
+  CHECK_EQ(edgesdk_model_set_input(model, 0, few, kBytes), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_EQ(edgesdk_model_set_input(model, 0, few, sizeof(few)), EDGESDK_OK);
+  CHECK_EQ(edgesdk_model_run(model), EDGESDK_OK);
+  const void* second = nullptr;
+  size_t size_bytes = 0;
+  CHECK_EQ(edgesdk_model_get_output(model, 0, &second, &size_bytes), EDGESDK_OK);
+  CHECK_EQ(size_bytes, sizeof(few));
+  CHECK_EQ(memcmp(second, few, sizeof(few)), 0);
+  CheckValues(first, x, 2);  // the other variant's output is still there
+
+  CHECK_EQ(edgesdk_model_select_variant(model, 0), EDGESDK_OK);
+  for (float& value : x) value *= 4;  // where the input is still bound
+  CHECK_EQ(edgesdk_model_run(model), EDGESDK_OK);
+  CheckOutput(model, x, 2);
+}
+
+TEST(variants_are_described_before_they_are_used) {
+  Handle model(edgesdk_open_model_shapes);
+  edgesdk_tensor_info info;
+  CHECK_EQ(edgesdk_model_variant_input_info(model, 1, 0, &info), EDGESDK_OK);
+  CHECK_EQ(info.size_bytes, size_t{16});
+  CHECK_EQ(edgesdk_model_variant_output_info(model, 0, 0, &info), EDGESDK_OK);
+  CHECK_EQ(info.size_bytes, kBytes);
+  for (int32_t variant : {-1, 2}) {
+    CHECK_EQ(edgesdk_model_variant_input_info(model, variant, 0, &info),
+             EDGESDK_ERROR_INVALID_ARGUMENT);
+    CHECK_EQ(edgesdk_model_select_variant(model, variant), EDGESDK_ERROR_INVALID_ARGUMENT);
+    CHECK(strstr(edgesdk_model_last_error(model), "the model has 2") != nullptr);
+  }
+  CHECK_EQ(edgesdk_model_variant_output_info(model, 1, 1, &info), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_EQ(edgesdk_model_select_variant(nullptr, 0), EDGESDK_ERROR_INVALID_ARGUMENT);
+  CHECK_EQ(edgesdk_model_num_variants(nullptr), 0);
+  CHECK_EQ(edgesdk_model_variant(model), 0);
+  Handle single(edgesdk_open_model_a);
+  CHECK_EQ(edgesdk_model_num_variants(single), 1);
+  CHECK_EQ(edgesdk_model_select_variant(single, 0), EDGESDK_OK);
 }
 
 TEST(says_what_it_is) {
