@@ -3,169 +3,18 @@
 // Exit codes: 0 done, 2 wrong arguments, 7 the library or a file failed, 8 the self-test differs.
 
 #include <math.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../edgert/integer.h"
 #include "edgesdk_model.h"
 #include "npy.h"
+#include "options.h"
+#include "report.h"
 #include "system.h"
 
 namespace launcher {
 namespace {
-
-constexpr int kExitUsage = 2;
-constexpr int kExitDevice = 7;
-constexpr int kExitDiffers = 8;
-constexpr int kMaxInputs = 256;
-
-constexpr char kUsage[] =
-    "usage: edgesdk-run LIBRARY [options]\n"
-    "\n"
-    "  --input NAME=FILE.npy   an input, by its name or its number (0=FILE.npy); once for each\n"
-    "  --output DIR            write output_0.npy, output_1.npy, ... into DIR\n"
-    "  --selftest DIR          run on DIR/input_0.npy, ... and compare with DIR/output_0.npy, ...\n"
-    "  --tolerance X           largest difference allowed, relative to the output's largest value\n"
-    "                          (default 1e-4; integers must be equal)\n"
-    "  --repeat N              timed runs (default 1)\n"
-    "  --warmup N              runs before them (default 0)\n"
-    "  --threads N             at most N threads (default: EDGESDK_NUM_THREADS, or all CPUs)\n"
-    "  --per-layer             time every layer, too\n"
-    "  --json                  print one JSON object\n"
-    "  --help                  print this text\n"
-    "\n"
-    "Without inputs and without --selftest it prints what the model is.\n";
-
-struct Options {
-  const char* library = nullptr;
-  const char* inputs[kMaxInputs] = {nullptr};
-  int num_inputs = 0;
-  const char* output_folder = nullptr;
-  const char* selftest_folder = nullptr;
-  double tolerance = 1e-4;
-  int repeat = 1;
-  int warmup = 0;
-  int threads = 0;
-  bool per_layer = false;
-  bool json = false;
-};
-
-// What a run leaves for the report.
-struct Result {
-  double open_ms = 0;
-  double* latency_ms = nullptr;
-  bool ran = false;
-  bool compared = false;
-  bool equal = true;
-  double max_abs_error = 0;
-  double max_relative_error = 0;
-};
-
-int Complain(int code, const char* format, ...) __attribute__((format(printf, 2, 3)));
-int Complain(int code, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  fputs("edgesdk-run: ", stderr);
-  vfprintf(stderr, format, arguments);
-  fputc('\n', stderr);
-  va_end(arguments);
-  return code;
-}
-
-bool ParseCount(const char* text, int minimum, int* value) {
-  const char* end = nullptr;
-  int64_t number = edgert::ParseInteger(text, &end);
-  if (end == text || *end != '\0' || number < minimum || number > 100 * 1000 * 1000) return false;
-  *value = static_cast<int>(number);
-  return true;
-}
-
-// Returns 0, or the exit code.
-int ParseArguments(int argc, char** argv, Options* options) {
-  for (int i = 1; i < argc; ++i) {
-    const char* flag = argv[i];
-    if (flag[0] != '-') {
-      if (options->library != nullptr) {
-        return Complain(kExitUsage, "one library, please: got '%s' too", flag);
-      }
-      options->library = flag;
-      continue;
-    }
-    if (strcmp(flag, "--per-layer") == 0) {
-      options->per_layer = true;
-      continue;
-    }
-    if (strcmp(flag, "--json") == 0) {
-      options->json = true;
-      continue;
-    }
-    const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
-    bool known = true;
-    bool ok = value != nullptr;
-    if (strcmp(flag, "--input") == 0) {
-      ok = ok && strchr(value, '=') != nullptr && options->num_inputs < kMaxInputs;
-      if (ok) options->inputs[options->num_inputs++] = value;
-    } else if (strcmp(flag, "--output") == 0) {
-      options->output_folder = value;
-    } else if (strcmp(flag, "--selftest") == 0) {
-      options->selftest_folder = value;
-    } else if (strcmp(flag, "--tolerance") == 0) {
-      char* end = nullptr;
-      options->tolerance = ok ? strtod(value, &end) : 0;
-      ok = ok && end != value && *end == '\0' && options->tolerance >= 0;
-    } else if (strcmp(flag, "--repeat") == 0) {
-      ok = ok && ParseCount(value, 1, &options->repeat);
-    } else if (strcmp(flag, "--warmup") == 0) {
-      ok = ok && ParseCount(value, 0, &options->warmup);
-    } else if (strcmp(flag, "--threads") == 0) {
-      ok = ok && ParseCount(value, 1, &options->threads);
-    } else {
-      known = false;
-    }
-    if (!known) return Complain(kExitUsage, "unknown option '%s'; see --help", flag);
-    if (!ok) {
-      return Complain(kExitUsage, "%s does not take '%s'; see --help", flag, value ? value : "");
-    }
-    ++i;
-  }
-  if (options->library == nullptr) return Complain(kExitUsage, "which library? see --help");
-  if (options->selftest_folder != nullptr && options->num_inputs > 0) {
-    return Complain(kExitUsage, "--selftest brings its own inputs; leave --input out");
-  }
-  return 0;
-}
-
-void PrintJsonString(const char* text) {
-  putchar('"');
-  for (const unsigned char* at = reinterpret_cast<const unsigned char*>(text); *at != 0; ++at) {
-    if (*at == '"' || *at == '\\') {
-      printf("\\%c", *at);
-    } else if (*at < 32) {
-      printf("\\u%04x", *at);
-    } else {
-      putchar(*at);
-    }
-  }
-  putchar('"');
-}
-
-void PrintJsonNumber(double value) {
-  // JSON has no NaN and no infinity.
-  if (isfinite(value)) {
-    printf("%.9g", value);
-  } else {
-    fputs("null", stdout);
-  }
-}
-
-void PrintShape(const edgesdk_tensor_info& info, const char* separator) {
-  for (int32_t i = 0; i < info.ndim; ++i) {
-    printf("%s%lld", i == 0 ? "" : separator, static_cast<long long>(info.shape[i]));
-  }
-}
 
 // "1x3x224x224", cut where `size` ends.
 void ShapeText(int32_t ndim, const int64_t* shape, char* text, size_t size) {
@@ -201,10 +50,11 @@ class Session {
       if (code == 0 && options_.selftest_folder != nullptr) code = Compare();
     }
     if (code != 0 && code != kExitDiffers) return code;
+    Report report{options_, api_, model_, result_};
     if (options_.json) {
-      PrintJson();
+      PrintJson(report);
     } else {
-      PrintText();
+      PrintText(report);
     }
     if (fflush(stdout) != 0) return Complain(kExitDevice, "cannot write the report");
     return code;
@@ -308,11 +158,7 @@ class Session {
                     DtypeName(info.dtype), wanted);
   }
 
-  // Libraries of older versions have one set of shapes and no such functions.
-  int32_t NumVariants() const {
-    bool has = api_->struct_size > offsetof(edgesdk_api, select_variant);
-    return has ? api_->num_variants(model_) : 1;
-  }
+  int32_t NumVariants() const { return launcher::NumVariants(api_, model_); }
 
   static bool Fits(const Array& array, const edgesdk_tensor_info& info) {
     bool same = array.dtype == info.dtype && array.ndim == info.ndim;
@@ -450,126 +296,6 @@ class Session {
     if (is_float && relative > options_.tolerance) result_.equal = false;
     if (difference > result_.max_abs_error) result_.max_abs_error = difference;
     if (relative > result_.max_relative_error) result_.max_relative_error = relative;
-  }
-
-  void PrintJsonPorts(const char* key, int32_t count,
-                      edgesdk_status (*get)(edgesdk_model*, int32_t, edgesdk_tensor_info*)) {
-    printf(", \"%s\": [", key);
-    for (int32_t i = 0; i < count; ++i) {
-      edgesdk_tensor_info info;
-      get(model_, i, &info);
-      fputs(i == 0 ? "{\"name\": " : ", {\"name\": ", stdout);
-      PrintJsonString(info.name);
-      printf(", \"dtype\": \"%s\", \"shape\": [", DtypeName(info.dtype));
-      PrintShape(info, ", ");
-      fputs("]}", stdout);
-    }
-    putchar(']');
-  }
-
-  void PrintJson() {
-    fputs("{\"model\": ", stdout);
-    PrintJsonString(api_->name(model_));
-    fputs(", \"target\": ", stdout);
-    PrintJsonString(api_->target(model_));
-    fputs(", \"build_id\": ", stdout);
-    PrintJsonString(api_->build_id(model_));
-    printf(", \"threads\": %d, \"open_ms\": ", static_cast<int>(api_->num_threads(model_)));
-    PrintJsonNumber(result_.open_ms);
-    PrintJsonPorts("inputs", api_->num_inputs(model_), api_->input_info);
-    PrintJsonPorts("outputs", api_->num_outputs(model_), api_->output_info);
-    if (NumVariants() > 1) {
-      printf(", \"variant\": %d, \"variants\": %d", static_cast<int>(api_->variant(model_)),
-             static_cast<int>(NumVariants()));
-    }
-    if (result_.ran) {
-      fputs(", \"latency_ms\": [", stdout);
-      for (int i = 0; i < options_.repeat; ++i) {
-        if (i > 0) fputs(", ", stdout);
-        PrintJsonNumber(result_.latency_ms[i]);
-      }
-      putchar(']');
-    }
-    if (result_.ran && options_.per_layer) {
-      fputs(", \"layers\": [", stdout);
-      for (int32_t i = 0; i < api_->num_layers(model_); ++i) {
-        edgesdk_layer_info layer;
-        api_->layer_info(model_, i, &layer);
-        fputs(i == 0 ? "{\"name\": " : ", {\"name\": ", stdout);
-        PrintJsonString(layer.name);
-        fputs(", \"kernel\": ", stdout);
-        PrintJsonString(layer.kernel);
-        fputs(", \"mean_ms\": ", stdout);
-        PrintJsonNumber(static_cast<double>(layer.total_ns) * 1e-6 / options_.repeat);
-        putchar('}');
-      }
-      putchar(']');
-    }
-    if (result_.compared) {
-      printf(", \"selftest\": {\"ok\": %s, \"max_abs_error\": ", result_.equal ? "true" : "false");
-      PrintJsonNumber(result_.max_abs_error);
-      fputs(", \"max_relative_error\": ", stdout);
-      PrintJsonNumber(result_.max_relative_error);
-      fputs(", \"tolerance\": ", stdout);
-      PrintJsonNumber(options_.tolerance);
-      putchar('}');
-    }
-    edgesdk_memory_info memory;
-    api_->memory(model_, &memory);
-    printf(", \"memory\": {\"weights_bytes\": %llu, \"activations_bytes\": %llu, ",
-           static_cast<unsigned long long>(memory.weights_bytes),
-           static_cast<unsigned long long>(memory.activations_bytes));
-    printf("\"io_bytes\": %llu, \"peak_rss_bytes\": %lld}}\n",
-           static_cast<unsigned long long>(memory.io_bytes), PeakRssBytes());
-  }
-
-  void PrintText() {
-    printf("%s for %s, build %s, %d thread%s, opened in %.1f ms\n", api_->name(model_),
-           api_->target(model_), api_->build_id(model_),
-           static_cast<int>(api_->num_threads(model_)), api_->num_threads(model_) == 1 ? "" : "s",
-           result_.open_ms);
-    PrintPorts("input", api_->num_inputs(model_), api_->input_info);
-    PrintPorts("output", api_->num_outputs(model_), api_->output_info);
-    if (NumVariants() > 1) {
-      printf("these are the shapes of variant %d; there are %d\n",
-             static_cast<int>(api_->variant(model_)), static_cast<int>(NumVariants()));
-    }
-    if (result_.ran && options_.per_layer) {
-      for (int32_t i = 0; i < api_->num_layers(model_); ++i) {
-        edgesdk_layer_info layer;
-        api_->layer_info(model_, i, &layer);
-        printf("  %9.4f ms  %s\n", static_cast<double>(layer.total_ns) * 1e-6 / options_.repeat,
-               layer.name);
-      }
-    }
-    if (result_.ran) {
-      qsort(result_.latency_ms, static_cast<size_t>(options_.repeat), sizeof(double),
-            [](const void* a, const void* b) {
-              double left = *static_cast<const double*>(a);
-              double right = *static_cast<const double*>(b);
-              return left < right ? -1 : left > right ? 1 : 0;
-            });
-      printf("latency: median %.3f ms, min %.3f, max %.3f (%d run%s)\n",
-             result_.latency_ms[options_.repeat / 2], result_.latency_ms[0],
-             result_.latency_ms[options_.repeat - 1], options_.repeat,
-             options_.repeat == 1 ? "" : "s");
-    }
-    if (result_.compared) {
-      printf("self-test: %s (max abs error %.3g, relative %.3g, allowed %.3g)\n",
-             result_.equal ? "ok" : "DIFFERS", result_.max_abs_error, result_.max_relative_error,
-             options_.tolerance);
-    }
-  }
-
-  void PrintPorts(const char* kind, int32_t count,
-                  edgesdk_status (*get)(edgesdk_model*, int32_t, edgesdk_tensor_info*)) {
-    for (int32_t i = 0; i < count; ++i) {
-      edgesdk_tensor_info info;
-      get(model_, i, &info);
-      printf("%s %d: %s %s ", kind, static_cast<int>(i), info.name, DtypeName(info.dtype));
-      PrintShape(info, "x");
-      putchar('\n');
-    }
   }
 
   const Options& options_;
