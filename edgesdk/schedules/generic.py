@@ -119,7 +119,7 @@ def _inline_maps(sch: Any) -> None:
         if not _is_map(sch, block) or len(sch.get_consumers(block)) != 1:
             continue
         # A value that a sum reads is computed once and kept: the sum may read it many times.
-        if _is_map(sch, sch.get_consumers(block)[0]):
+        if _is_map(sch, sch.get_consumers(block)[0]) and not tiles.grows_too_much(sch, block):
             sch.compute_inline(block)
 
 

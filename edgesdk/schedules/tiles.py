@@ -11,8 +11,39 @@ from edgesdk.schedules.hardware import largest_divisor
 PARALLEL_WORK = 32 * 1024
 # Into so many tasks an element-wise loop is divided, if it can be: some for every core.
 _TASKS = 64
+# Of a real network's kernels none comes near it; the compiler takes a second for so many.
+_MAX_INLINED = 8192
 
 REDUCE = 2  # IterVar's iter_type of a reduction axis
+
+
+def grows_too_much(sch: Any, block: Any) -> bool:
+    """Whether inlining `block` would make code of more than _MAX_INLINED expressions.
+
+    Each inlined value is computed again wherever it is read: an unrolled recurrent cell, whose
+    steps read the one before several times, would double with every step.
+    """
+    size, _ = _expressions(sch.get(block))
+    written = sch.get(block).writes[0].source.id_
+    reads = sum(_expressions(sch.get(c))[1].get(written, 0) for c in sch.get_consumers(block))
+    return size * reads > _MAX_INLINED
+
+
+def _expressions(definition: Any) -> tuple[int, dict[int, int]]:
+    """The number of expressions in a block's body, and how often each buffer is loaded there."""
+    import tvm
+    import tvm_ffi
+
+    counts = {"all": 0}
+    loads: dict[int, int] = {}
+
+    def visit(node: Any) -> None:
+        counts["all"] += 1
+        if type(node).__name__ == "TensorLoad":
+            loads[node.source.id_] = loads.get(node.source.id_, 0) + 1
+
+    tvm_ffi.structural_walk(definition.body, (tvm.ir.Expr, visit))
+    return counts["all"], loads
 
 
 def gather_epilogue(sch: Any, block: Any, vector: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -352,3 +353,36 @@ def test_bools_are_bytes_in_memory() -> None:
         assert ("ushort4" in own) is (name == "compared")
         assert ("float4" in own) is (name == "compared")
         assert cuda.compile_images(code.source, profile.gpu)[0].data
+
+
+@pytest.mark.parametrize("target", [TARGET, "local"])
+def test_inlining_does_not_double_without_end(target: str) -> None:
+    """Each value is read twice by the next, as in unrolled recurrent cells: inlined whole, 40 of
+    them would be 2^40 expressions. Cut in pieces they compute what they should."""
+    x = te.placeholder((4, 8), name="x")
+
+    def step(value: Any, number: int) -> Any:
+        return te.compute(
+            (4, 8),
+            lambda i, j: value[i, j] * 0.5 + value[i, 7 - j] * 0.25,
+            name=f"s{number}",
+        )
+
+    y = functools.reduce(step, range(40), x)
+    function = te.create_prim_func([x, y])
+    scheduled, coverage = schedule_kernels({"k": function}, load_target(target))
+    assert coverage.rungs == {"generic": ("k",)}
+    assert len(scheduled["k"].script()) < 400_000
+    if target == TARGET:
+        profile = load_target(target)
+        code = device_code.generate(scheduled, tvm.target.Target(profile.tvm))
+        assert 1 < len(code.kernels["k"].launches) < 20
+        return
+    module = tvm.IRModule({"main": scheduled["k"].with_attr("global_symbol", "main")})
+    given = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    tensors = [tvm.runtime.tensor(given), tvm.runtime.tensor(np.zeros((4, 8), np.float32))]
+    tvm.compile(module, "llvm")["main"](*tensors)
+    want = given.astype(np.float64)
+    for _ in range(40):
+        want = want * 0.5 + want[:, ::-1] * 0.25
+    np.testing.assert_allclose(tensors[1].numpy(), want, rtol=1e-4)

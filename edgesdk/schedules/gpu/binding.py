@@ -17,7 +17,7 @@ def inline_maps(sch: Any) -> None:
     Computing a cheap value again is faster than a round through memory.
     """
     for block in sch.get_child_blocks(sch.get_sblock("root"))[:-1]:
-        if tiles.reduction_rank(sch, block) == 0:
+        if tiles.reduction_rank(sch, block) == 0 and not tiles.grows_too_much(sch, block):
             sch.compute_inline(block)
 
 
