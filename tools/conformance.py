@@ -1,6 +1,6 @@
 """Writes docs/conformance.md: ONNX's own operator cases, compiled and run, each in the open.
 
-python tools/conformance.py [--output docs/conformance.md]; some minutes. The cases come with the
+python tools/conformance.py [--target T] [--output FILE]; some minutes, on OpenCL an hour. The cases come with the
 onnx package; how one is run is in tests/compile/conformance.py, which the tests use, too.
 """
 
@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,20 +44,21 @@ class Line:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="local", help="one that this machine can run")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "conformance.md")
     parser.add_argument("--json", type=Path, help="the outcome of each case, for looking closer")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    lines, skipped = run_cases(list(backend_cases(every=True)))
+    lines, skipped = run_cases(list(backend_cases(every=True)), arguments.target)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(line) for line in lines], indent=1))
-    arguments.output.write_text(report(lines, skipped), encoding="utf-8")
+    arguments.output.write_text(report(lines, skipped, arguments.target), encoding="utf-8")
     wrong = [line.case for line in lines if line.status == "wrong"]
     print(f"{len(lines)} cases, {len(wrong)} wrong: {' '.join(wrong)}")
     sys.exit(bool(wrong))
 
 
-def run_cases(cases: Sequence[Case]) -> tuple[list[Line], Counter[str]]:
+def run_cases(cases: Sequence[Case], target: str) -> tuple[list[Line], Counter[str]]:
     """Runs the cases that count; the others are counted by the reason why they do not."""
     reasons = {case.name: left_out(case) for case in cases}
     counted = [case for case in cases if not reasons[case.name]]
@@ -65,29 +67,30 @@ def run_cases(cases: Sequence[Case]) -> tuple[list[Line], Counter[str]]:
     context = multiprocessing.get_context("spawn")
     lines: list[Line] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        for number, some in enumerate(pool.map(run_batch, batches), 1):
+        for number, some in enumerate(pool.map(partial(run_batch, target=target), batches), 1):
             print(f"{number} of {len(batches)}", file=sys.stderr, flush=True)
             lines += some
     return lines, Counter(reason for reason in reasons.values() if reason)
 
 
-def run_batch(cases: Sequence[Case]) -> list[Line]:
+def run_batch(cases: Sequence[Case], target: str) -> list[Line]:
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = check_cases(cases, Path(folder))
+        outcomes = check_cases(cases, Path(folder), target=target)
     return [
         Line(case.name, case.operator, outcome.status, outcome.detail)
         for case, outcome in zip(cases, outcomes, strict=True)
     ]
 
 
-def report(lines: Sequence[Line], skipped: Counter[str]) -> str:
+def report(lines: Sequence[Line], skipped: Counter[str], target: str) -> str:
+    place = "a CPU" if target == "local" else f"`{target}`"
     counts = Counter(line.status for line in lines)
     share = 100 * counts["ok"] / len(lines)
     otherwise = [line for line in lines if line.status == "ok" and line.detail]
     parts = [
         f"""# Conformance
 
-ONNX's own cases for each operator, compiled for a CPU and run. Written by `make conformance`; onnx
+ONNX's own cases for each operator, compiled for {place} and run. Written by `make conformance`; onnx
 {version("onnx")}, onnxruntime {version("onnxruntime")}.
 
 **{counts["ok"]} of {len(lines)} cases pass ({share:.1f} %), {counts["refused"]} are refused,
