@@ -273,6 +273,7 @@ def _readme(manifest: Manifest) -> str:
     lines = []
     for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
         lines += [f"- {kind} {i}: {_describe(t)}" for i, t in enumerate(tensors)]
+    lines += _other_shapes(manifest)
     contract = manifest.contract
     needs = [f"- {contract.os}, processor {' or '.join(contract.machine)}"]
     if contract.libc:
@@ -288,6 +289,22 @@ def _readme(manifest: Manifest) -> str:
         contract="\n".join(needs),
         **readme_parts(manifest),
     )
+
+
+def _other_shapes(manifest: Manifest) -> list[str]:
+    if not manifest.other_variants:
+        return []
+    return [
+        "",
+        "These are the shapes of variant 0. The library serves others, which programs select with",
+        "`edgesdk_model_select_variant`; the launcher takes the one that its files have:",
+        "",
+        *(
+            f"- variant {number}: {variant.text}, golden files in `{variant.golden}/`"
+            for number, variant in enumerate(manifest.variants)
+            if number > 0
+        ),
+    ]
 
 
 def _command(manifest: Manifest) -> str:

@@ -156,6 +156,13 @@ def test_the_manifest_survives_reading(batches: Bundle) -> None:
     assert [v.inputs[0].shape[0] for v in manifest.variants] == [1, 4, 8]
 
 
+def test_the_bundle_tells_its_shapes(two_shapes: Bundle) -> None:
+    readme = (two_shapes.path / "README.md").read_text()
+    assert "- variant 1: x=1x3x20x24, golden files in `golden/variant_1/`\n" in readme
+    header = (two_shapes.path / "include/net.h").read_text()
+    assert " * variant 1:\n * input 0: x, float32, 1x3x20x24\n" in header
+
+
 def test_a_python_program_uses_each_shape(
     net: Path, two_shapes: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,3 +232,46 @@ def test_shapes_of_several_inputs_belong_together_in_order() -> None:
         {"x": (1, 2), "y": (3,)},
         {"x": (4, 5), "y": (3,)},
     ]
+
+
+def test_a_cpp_program_selects_by_shape(two_shapes: Bundle, net: Path, tmp_path: Path) -> None:
+    for name, shape in (("small", SMALL), ("large", LARGE)):
+        _drawn(*shape).tofile(tmp_path / f"{name}.bin")
+    (tmp_path / "app.cc").write_text(
+        """\
+#include <net.hpp>
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+template <std::size_t N>
+bool Run(edgesdk_net::Model& model, const std::int64_t (&shape)[N], const char* name) {
+  if (!model.select_shape(0, shape)) return false;
+  edgesdk::Span<float> x = model.input<float>(0);
+  std::ifstream(std::string(name) + ".bin").read(reinterpret_cast<char*>(x.data()), x.size_bytes());
+  if (!model.run()) return false;
+  auto y = model.output<float>(0);
+  std::ofstream(std::string(name) + ".out")
+      .write(reinterpret_cast<const char*>(y.data()), y.size_bytes());
+  return true;
+}
+
+int main() {
+  edgesdk_net::Model model;
+  const std::int64_t none[] = {1, 2};
+  if (!model || model.num_variants() != 2 || model.select_shape(0, none)) return 1;
+  const std::int64_t large[] = {1, 3, 20, 24}, small[] = {1, 3, 16, 16};
+  return Run(model, large, "large") && Run(model, small, "small") ? 0 : 2;
+}
+""",
+        encoding="utf-8",
+    )
+    build = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "app.cc"]
+    library = two_shapes.library
+    flags = [f"-I{two_shapes.path / 'include'}", str(library), f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([*build, *flags, "-o", "app"], cwd=tmp_path, check=True)
+    subprocess.run(["./app"], cwd=tmp_path, check=True)
+    for name, shape in (("small", SMALL), ("large", LARGE)):
+        found = np.fromfile(tmp_path / f"{name}.out", np.float32)
+        wanted = _expected(net, _drawn(*shape)).reshape(-1)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
