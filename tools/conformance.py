@@ -1,7 +1,8 @@
 """Writes docs/conformance.md: ONNX's own operator cases, compiled and run, each in the open.
 
-python tools/conformance.py [--target T] [--output FILE]; some minutes, on OpenCL an hour. The cases come with the
-onnx package; how one is run is in tests/compile/conformance.py, which the tests use, too.
+python tools/conformance.py [--target T] [--output FILE]; some minutes, on OpenCL an hour. The cases
+come with the onnx package; how one is run is in tests/compile/conformance.py, which the tests use,
+too.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def report(lines: Sequence[Line], skipped: Counter[str], target: str) -> str:
     parts = [
         f"""# Conformance
 
-ONNX's own cases for each operator, compiled for {place} and run. Written by `make conformance`; onnx
-{version("onnx")}, onnxruntime {version("onnxruntime")}.
+ONNX's own cases for each operator, compiled for {place} and run. Written by `make conformance`;
+onnx {version("onnx")}, onnxruntime {version("onnxruntime")}.
 
 **{counts["ok"]} of {len(lines)} cases pass ({share:.1f} %), {counts["refused"]} are refused,
 {counts["wrong"]} are wrong.** What is refused is named, with the
