@@ -450,6 +450,7 @@ def _bench_text(report: BenchReport) -> str:
         console.facts(
             [
                 ("bundle", f"{report.bundle} for {report.target}"),
+                ("shapes", report.shapes),
                 ("device", report.device + (f", {report.cpu}" if report.cpu else "")),
                 ("threads", str(report.threads)),
                 ("latency", _latency_text(report.latency)),

@@ -95,7 +95,8 @@ class Comparison:
 @dataclass(frozen=True)
 class BenchReport:
     """What was measured. `open_ms` is loading the library; temperatures are in degrees Celsius and
-    None where the device tells none; `warnings` says why numbers may be off."""
+    None where the device tells none; `warnings` says why numbers may be off. `shapes` are those of
+    the inputs where the bundle serves several."""
 
     bundle: str
     target: str
@@ -112,6 +113,7 @@ class BenchReport:
     layers: tuple[LayerCost, ...]
     against: tuple[Comparison, ...]
     warnings: tuple[str, ...]
+    shapes: str = ""
 
 
 def bench_placed(
@@ -195,6 +197,7 @@ def bench_placed(
         layers=layers,
         against=comparisons,
         warnings=(*doubts(before, after, latency), *(n for o in opponents for n in o.notes)),
+        shapes=manifest.variants[variant].text if manifest.other_variants else "",
     )
 
 

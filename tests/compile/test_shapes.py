@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -143,7 +145,8 @@ def test_verify_and_bench_cover_each_shape(net: Path, two_shapes: Bundle) -> Non
         "drawn inputs 1",
         "drawn inputs 1 x=1x3x20x24",
     ]
-    assert edgesdk.bench(two_shapes, variant=1, repeat=1).latency.runs == 1
+    measured = edgesdk.bench(two_shapes, variant=1, repeat=1)
+    assert (measured.latency.runs, measured.shapes) == (1, "x=1x3x20x24")
     with pytest.raises(UsageError, match="no variant 2"):
         edgesdk.bench(two_shapes, variant=2)
 
@@ -154,6 +157,14 @@ def test_the_manifest_survives_reading(batches: Bundle) -> None:
     assert manifest.batch is not None
     assert (manifest.batch.sizes, manifest.batch.inputs) == ((1, 4, 8), ("x",))
     assert [v.inputs[0].shape[0] for v in manifest.variants] == [1, 4, 8]
+
+
+def test_bundles_from_before_have_one_shape(two_shapes: Bundle, tmp_path: Path) -> None:
+    data = json.loads((two_shapes.path / "manifest.json").read_text())
+    del data["other_variants"], data["batch"]
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    manifest = read_manifest(tmp_path)
+    assert [v.inputs[0].shape for v in manifest.variants] == [SMALL]
 
 
 def test_the_bundle_tells_its_shapes(two_shapes: Bundle) -> None:
@@ -275,3 +286,46 @@ int main() {
         found = np.fromfile(tmp_path / f"{name}.out", np.float32)
         wanted = _expected(net, _drawn(*shape)).reshape(-1)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_csharp_program_selects_a_variant(two_shapes: Bundle, net: Path, tmp_path: Path) -> None:
+    x = _drawn(*LARGE)
+    x.tofile(tmp_path / "x.bin")
+    (tmp_path / "app.cs").write_text(
+        """\
+using System;
+using System.IO;
+
+class App {
+  static void Main() {
+    using (var model = new net.Model()) {
+      model.SelectVariant(model.NumVariants - 1);
+      byte[] bytes = File.ReadAllBytes("x.bin");
+      var x = new float[bytes.Length / 4];
+      Buffer.BlockCopy(bytes, 0, x, 0, bytes.Length);
+      model.SetInput(0, x);
+      model.Run();
+      float[] y = model.GetOutput<float>(0);
+      bytes = new byte[4 * y.Length];
+      Buffer.BlockCopy(y, 0, bytes, 0, bytes.Length);
+      File.WriteAllBytes("y.bin", bytes);
+      try {
+        model.SelectVariant(2);
+      } catch (net.ModelException error) {
+        Console.WriteLine(model.Inputs[0].Shape[3] + ": " + error.Message);
+      }
+    }
+  }
+}
+""",
+        encoding="utf-8",
+    )
+    source = two_shapes.path / "csharp/net.cs"
+    subprocess.run(["mcs", "-out:app.exe", "app.cs", source], cwd=tmp_path, check=True)
+    where = {**os.environ, "LD_LIBRARY_PATH": str(two_shapes.library.parent)}
+    said = subprocess.run(
+        ["mono", "app.exe"], cwd=tmp_path, env=where, check=True, capture_output=True, text=True
+    )
+    assert said.stdout == "24: there is no variant 2: the model has 2\n"
+    found = np.fromfile(tmp_path / "y.bin", np.float32)
+    np.testing.assert_allclose(found, _expected(net, x).reshape(-1), rtol=1e-4, atol=1e-6)
