@@ -1,5 +1,6 @@
-/* What Model.java calls: the C API of edgesdk_model.h behind Java's native interface. Link it with the
- * network's library into libEDGESDK_NAME_jni.so (docs/android.md of edgesdk has the CMake lines). */
+/* What Model.java calls: the C API of edgesdk_model.h behind Java's native interface. Link it with
+ * the network's library into libEDGESDK_NAME_jni.so (docs/android.md of edgesdk has the CMake
+ * lines). */
 #include <jni.h>
 #include <stdio.h>
 #include <string.h>
@@ -65,7 +66,8 @@ static void Close(JNIEnv* env, jclass self, jlong handle) {
 static jint Count(JNIEnv* env, jclass self, jlong handle, jboolean output) {
   (void)env;
   (void)self;
-  return output ? edgesdk_model_num_outputs(Model(handle)) : edgesdk_model_num_inputs(Model(handle));
+  return output ? edgesdk_model_num_outputs(Model(handle))
+                : edgesdk_model_num_inputs(Model(handle));
 }
 
 static jobject Info(JNIEnv* env, jclass self, jlong handle, jboolean output, jint index) {
@@ -98,9 +100,8 @@ static jobject Memory(JNIEnv* env, jclass self, jlong handle, jboolean output, j
   const void* data = NULL;
   void* own = NULL;
   size_t size_bytes = 0;
-  edgesdk_status status = output
-                              ? edgesdk_model_get_output(model, index, &data, &size_bytes)
-                              : edgesdk_model_own_input(model, index, &own, &size_bytes);
+  edgesdk_status status = output ? edgesdk_model_get_output(model, index, &data, &size_bytes)
+                                 : edgesdk_model_own_input(model, index, &own, &size_bytes);
   if (status != EDGESDK_OK) {
     Throw(env, status, edgesdk_model_last_error(model));
     return NULL;

@@ -344,7 +344,7 @@ def _build_root(arch: Architecture, root: Path) -> None:
     new = root.with_name(f"{root.name}.new")
     argv = ["mmdebstrap", f"--arch={arch}", "--variant=minbase", "--quiet"]
     argv += [f"--include={','.join(_PACKAGES)}", f'--customize-hook=chroot "$1" {_SETUP}']
-    argv += [_SUITE, str(new), *_archive_of_this_machine()]
+    argv += [_SUITE, str(new), *archive_of_this_machine()]
     # In namespaces of its own, so that an interrupted build leaves neither mounts nor processes.
     isolated = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc"]
     try:
@@ -359,7 +359,7 @@ def _build_root(arch: Architecture, root: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _archive_of_this_machine() -> list[str]:
+def archive_of_this_machine() -> list[str]:
     """Returns the archive line of apt for the suite, as this machine uses it; else an empty list.
 
     The main archive is enough for a throw-away board. With nothing given, mmdebstrap adds the
