@@ -122,8 +122,8 @@ nvidia_library() {
 file=$(nvidia_library)
 say nvidia_library "${file:-none}"
 
-board=$(say_file board /proc/device-tree/model)
+board=$(say board "$(getprop ro.product.model </dev/null 2>/dev/null)")
+[ -n "$board" ] || board=$(say_file board /proc/device-tree/model)
 [ -n "$board" ] || board=$(say_file board /sys/class/dmi/id/product_name)
-[ -n "$board" ] || board=$(say board "$(getprop ro.product.model </dev/null 2>/dev/null)")
 [ -z "$board" ] || echo "$board"
 say end yes

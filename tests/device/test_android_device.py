@@ -29,7 +29,7 @@ FAKE = Path(__file__).parent.parent / "fake_adb.py"
 # What the phone's own programs say; the rest are this machine's.
 PHONE = {
     "uname": "case $1 in -m) echo aarch64;; -r) echo 5.10.198-android13;; *) echo Linux;; esac",
-    "getprop": "case $1 in *sdk) echo 33;; *release) echo 13;; esac",
+    "getprop": "case $1 in *sdk) echo 33;; *release) echo 13;; *model) echo Pixel 7;; esac",
     # The first bytes of a 64-bit ARM program.
     "od": f"echo 7f 45 4c 46 02 01 01 00 {'00 ' * 8} 03 00 b7 00 {'00 ' * 20}",
 }
@@ -109,6 +109,7 @@ def test_from_the_model_to_tuning(phone: Cli, tmp_path: Path) -> None:
     phone.succeeds("compile", net, "--target", "android-arm64-cpu", "-o", bundle)
 
     facts = phone.succeeds("devices", "check", "phone", "--json").json
+    assert facts["facts"]["board"] == "Pixel 7"
     assert (facts["facts"]["os"], facts["facts"]["libc_version"]) == ("android", "33")
     assert "android-arm64-cpu" in facts["targets"] and "rpi4" not in facts["targets"]
 
