@@ -122,6 +122,28 @@ nvidia_library() {
 file=$(nvidia_library)
 say nvidia_library "${file:-none}"
 
+# OpenCL: where edgert looks for its library, and what clinfo says of the first device.
+opencl_library() {
+    for file in "$EDGESDK_OPENCL_LIBRARY" \
+        /usr/lib/*/libOpenCL.so.1 /usr/lib64/libOpenCL.so.1 /usr/lib/libOpenCL.so.1 \
+        /usr/lib/*/libOpenCL.so /usr/lib/libOpenCL.so /usr/lib/*/libmali.so.1 /usr/lib/libmali.so.1 \
+        /usr/lib/*/libmali.so /usr/lib/libmali.so /usr/lib/libPVROCL.so.1 \
+        /usr/lib/libVivanteOpenCL.so /usr/lib/libOpenCL_adreno.so.1 \
+        /vendor/lib64/libOpenCL.so /system/vendor/lib64/libOpenCL.so /system/lib64/libOpenCL.so \
+        /vendor/lib64/libOpenCL-pixel.so /vendor/lib64/egl/libGLES_mali.so /vendor/lib64/libPVROCL.so; do
+        if [ -e "$file" ]; then
+            echo "$file"
+            return
+        fi
+    done
+    ldconfig -p </dev/null 2>/dev/null | sed -n 's/.*libOpenCL\.so\.1 .*=> //p' | head -n 1
+}
+file=$(opencl_library)
+say opencl_library "${file:-none}"
+clinfo --raw </dev/null 2>/dev/null |
+    sed -n 's/^\[[^]]*\/0\] *\(CL_D[A-Z_]*\)  *\(.*\)$/\1=\2/p' |
+    grep -E '^CL_(DEVICE_(NAME|VERSION|EXTENSIONS|LOCAL_MEM_SIZE|MAX_WORK_GROUP_SIZE|MAX_MEM_ALLOC_SIZE|GLOBAL_MEM_SIZE|IMAGE_SUPPORT|MAX_NUM_SUB_GROUPS)|DRIVER_VERSION)='
+
 board=$(say board "$(getprop ro.product.model </dev/null 2>/dev/null)")
 [ -n "$board" ] || board=$(say_file board /proc/device-tree/model)
 [ -n "$board" ] || board=$(say_file board /sys/class/dmi/id/product_name)

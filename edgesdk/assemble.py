@@ -223,7 +223,17 @@ def _gpu_contract(profile: TargetProfile, compiled: CompiledModel) -> GpuContrac
         ptx=ptx.architecture if ptx else None,
         cuda=max((image.driver for image in cubins), key=version_key, default=None),
         ptx_cuda=ptx.driver if ptx else None,
+        **(_opencl_needs(compiled) if profile.gpu.api == "opencl" else {}),
     )
+
+
+def _opencl_needs(compiled: CompiledModel) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from edgesdk.compiler import opencl
+
+    needs = opencl.needs_of(compiled.device_images[0].data.decode())
+    return asdict(needs) | {"buffer_bytes": max(compiled.arena_bytes, compiled.weights_bytes)}
 
 
 def _image_report(image: Image) -> dict[str, Any]:

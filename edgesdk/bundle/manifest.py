@@ -33,7 +33,8 @@ class GpuContract:
     compute capability), and PTX for those from `ptx` on.
 
     `cuda` and `ptx_cuda` are the CUDA versions of the oldest drivers that are promised to take the
-    one and the other.
+    one and the other. OpenCL: the `extensions` that the source needs, the most work items of a
+    `work_group`, and the bytes that such a group keeps in local memory, and of the largest buffer.
     """
 
     api: str
@@ -41,6 +42,10 @@ class GpuContract:
     ptx: int | None = None
     cuda: str | None = None
     ptx_cuda: str | None = None
+    extensions: tuple[str, ...] = ()
+    work_group: int | None = None
+    local_memory_bytes: int | None = None
+    buffer_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,8 @@ def _manifest_from(data: dict[str, Any]) -> Manifest:
     contract["cpu_features"] = tuple(contract["cpu_features"])
     if contract.get("gpu") is not None:
         gpu = _known(contract["gpu"], GpuContract)
-        contract["gpu"] = GpuContract(**gpu | {"architectures": tuple(gpu["architectures"])})
+        lists = {key: tuple(gpu.get(key, ())) for key in ("architectures", "extensions")}
+        contract["gpu"] = GpuContract(**gpu | lists)
     plain |= {
         **_ports(data),
         "contract": ContractInfo(**contract),

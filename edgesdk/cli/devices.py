@@ -10,6 +10,7 @@ import typer
 
 from edgesdk import console
 from edgesdk.cli.options import AsJson, Device, Target, goes_on
+from edgesdk.deploy.opencl_facts import opencl_text
 from edgesdk.errors import DeviceMismatchError, EdgeSdkError, UsageError
 
 if TYPE_CHECKING:
@@ -439,6 +440,7 @@ def _fact_rows(facts: DeviceFacts) -> list[tuple[str, str]]:
         ("temperature", temperature),
         ("throttled", facts.throttled or ""),
         ("gpu", _gpu_text(facts)),
+        ("opencl", opencl_text(facts.opencl)),
         ("power mode", facts.power_mode or ""),
     ]
 

@@ -6,7 +6,9 @@ the source.
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
 
 from edgesdk.compiler.cuda import Image
 from edgesdk.compiler.device_code import DeviceCode
@@ -30,6 +32,38 @@ _EXTENSION = re.compile(
 _PLACELESS = re.compile(r"^( +)__global (\w+ \w+\[\d+\];)$", re.MULTILINE)
 _PROTOTYPE = re.compile(r"^__kernel void \w+\([^{]*\);\n", re.MULTILINE)
 _DEFINITION = re.compile(r"^__kernel void (\w+)\(", re.MULTILINE)
+
+
+_NEEDED = re.compile(r"^#pragma OPENCL EXTENSION (\w+) : enable$", re.MULTILINE)
+_GROUP = re.compile(r"reqd_work_group_size\((\d+), (\d+), (\d+)\)")
+_LOCAL = re.compile(r"^ +__local .*?(\w+) \w+\[(\d+)\];$", re.MULTILINE)
+_BYTES = {"char": 1, "uchar": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "int": 4, "uint": 4}
+_BYTES |= {"float": 4, "long": 8, "ulong": 8, "double": 8}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What OpenCL C asks of a device: extensions, the work items of its largest work-group, and the
+    bytes of local memory of the kernel that takes most."""
+
+    extensions: tuple[str, ...]
+    work_group: int
+    local_memory_bytes: int
+
+
+def needs_of(source: str) -> Needs:
+    """What `source`, as `adapt` makes it, asks of a device."""
+    groups = [math.prod(map(int, sizes)) for sizes in _GROUP.findall(source)]
+    kernels = _DEFINITION.split(source)[2::2]
+    local = (sum(_size(*array) for array in _LOCAL.findall(body)) for body in kernels)
+    return Needs(tuple(_NEEDED.findall(source)), max(groups, default=0), max(local, default=0))
+
+
+def _size(type_name: str, count: str) -> int:
+    """Bytes of an array; a vector of 3 takes the place of 4 (OpenCL C, "Alignment of Types")."""
+    name, lanes = re.fullmatch(r"([a-z]+)(\d*)", type_name).groups()  # type: ignore[union-attr]
+    width = int(lanes or 1)
+    return _BYTES[name] * (4 if width == 3 else width) * int(count)
 
 
 def adapt(code: DeviceCode, gpu: GpuInfo) -> DeviceCode:

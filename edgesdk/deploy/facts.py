@@ -14,6 +14,7 @@ from typing import Literal
 
 from edgesdk.bundle.audit import version_key
 from edgesdk.bundle.manifest import ContractInfo, GpuContract
+from edgesdk.deploy.opencl_facts import OpenclFacts, opencl_problem, parse_opencl
 from edgesdk.deploy.transport.base import Transport
 from edgesdk.errors import DeviceError, DeviceMismatchError
 from edgesdk.profiles import TargetProfile, load_target, missing_cpu_features, target_names
@@ -135,7 +136,8 @@ class DeviceFacts:
     `cpu_features` are those that all cores have, as the kernel names them. `libc` is "glibc",
     "musl" or "bionic"; bionic's version is the Android API level. `throttled` is the Raspberry Pi
     firmware's bit field. `compatible` are the device tree's names of the board, `power_mode` is
-    what `nvpmodel -q` prints on a Jetson. `notes` says what is unusual, one sentence each.
+    what `nvpmodel -q` prints on a Jetson. `opencl` is None if the device did not look. `notes` says
+    what is unusual, one sentence each.
     """
 
     os: str
@@ -161,6 +163,7 @@ class DeviceFacts:
     compatible: tuple[str, ...] = ()
     power_mode: str | None = None
     gpu: GpuFacts | None = None
+    opencl: OpenclFacts | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -236,6 +239,7 @@ def parse_facts(text: str) -> DeviceFacts:
         compatible=tuple((first("compatible") or "").split()),
         power_mode=first("power_mode"),
         gpu=_gpu(said),
+        opencl=parse_opencl(said),
         notes=tuple(notes),
     )
 
@@ -350,6 +354,8 @@ def _libc_problem(contract: ContractInfo, facts: DeviceFacts) -> tuple[str, str]
 
 
 def _gpu_problem(gpu: GpuContract | None, facts: DeviceFacts) -> tuple[str, str] | None:
+    if gpu is not None and gpu.api == "opencl":
+        return opencl_problem(gpu, facts.opencl)
     if gpu is None or gpu.api != "cuda" or facts.gpu is None:
         return None
     if facts.gpu.library is None:
