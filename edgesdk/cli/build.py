@@ -33,7 +33,7 @@ from edgesdk.precision import find_precision
 
 if TYPE_CHECKING:
     from edgesdk.bundle import Bundle
-    from edgesdk.bundle.manifest import Manifest
+    from edgesdk.bundle.manifest import Manifest, Variant
     from edgesdk.project import Project
 
 
@@ -390,23 +390,30 @@ def _warn(bundle: Bundle) -> None:
             f"{manifest.target}: the results were not compared with the reference's:"
             f" {manifest.verification.detail}; `edgesdk verify` does it on the device"
         )
-    elif manifest.verification.detail:
-        console.warn(f"{manifest.target}: {manifest.verification.detail}")
+    for variant in manifest.variants:
+        _warn_of_results(manifest, variant)
     if manifest.build.get("device_code_remark"):
         console.warn(f"{manifest.target}: {manifest.build['device_code_remark']}")
     for reason, count in manifest.build.get("records_skipped", {}).items():
         console.warn(f"{manifest.target}: {count} tuning records are not used: {reason}")
-    # Beyond it, "verified" alone would promise too much; a quantised network's says another thing.
-    usual = max(FP16_TOLERANCE, find_precision(manifest.precision).tolerance)
-    if usual < manifest.verification.tolerance < QUANTISED_TOLERANCE:
-        console.warn(
-            f"{manifest.target}: the reference differs from itself when it computes in another"
-            f" order, so results were compared within {manifest.verification.tolerance:.2g} only"
-        )
     for problem in manifest.build["coverage"].get("problems", ()):
         console.warn(f"{manifest.target}: a kernel gets a slower schedule: {problem}")
     plain = manifest.build["coverage"]["rungs"].get("plain", ())
     if plain:
         console.warn(
             f"{manifest.target}: {len(plain)} kernels keep slow plain loops: {', '.join(plain)}"
+        )
+
+
+def _warn_of_results(manifest: Manifest, variant: Variant) -> None:
+    checked = variant.verification
+    where = f"{manifest.target}, {variant.text}" if manifest.other_variants else manifest.target
+    if checked.how != "not run" and checked.detail:
+        console.warn(f"{where}: {checked.detail}")
+    # Beyond it, "verified" alone would promise too much; a quantised network's says another thing.
+    usual = max(FP16_TOLERANCE, find_precision(manifest.precision).tolerance)
+    if usual < checked.tolerance < QUANTISED_TOLERANCE:
+        console.warn(
+            f"{where}: the reference differs from itself when it computes in another"
+            f" order, so results were compared within {checked.tolerance:.2g} only"
         )
