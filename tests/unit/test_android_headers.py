@@ -70,7 +70,8 @@ def test_a_function_that_is_in_no_list_does_not_link(tmp_path: Path) -> None:
     from edgesdk.errors import CompileError
 
     (tmp_path / "net.c").write_text(
-        "#include <netdb.h>\n#pragma GCC visibility push(default)\nint resolve(void) { return getaddrinfo(0, 0, 0, 0); }\n"
+        "#include <netdb.h>\n#pragma GCC visibility push(default)\n"
+        "int resolve(void) { return getaddrinfo(0, 0, 0, 0); }\n"
     )
     toolchain = load_toolchain("zig-android-aarch64")
     built = toolchain.compile_object(tmp_path / "net.c", tmp_path / "net.o")
