@@ -3,11 +3,13 @@
 Chains of element-wise blocks become one. A kernel of one sum and what follows it (a matrix product
 of two activations, a convolution that no template knows, a mean) keeps a small tile of sums in
 registers while the terms run. A kernel of several sums (softmax, normalisation) runs all of them
-for one row before it goes on to the next.
+for one row before it goes on to the next. A sum whose terms lie side by side is added up in the
+lanes of a vector, and they at the end.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from edgesdk.profiles import TargetProfile
@@ -16,6 +18,9 @@ from edgesdk.schedules.hardware import accumulators, divisors, lanes
 from edgesdk.schedules.template import Knobs, Space
 
 _DATA_PARALLEL = 0  # IterVar's iter_type of a spatial axis
+# Fewer terms than this are not worth a vector's lanes.
+_MANY_TERMS = 32
+_ON_THE_STACK = 4096  # numbers of a row that a thread keeps there
 
 
 NAME = "generic"
@@ -25,7 +30,7 @@ def space(function: Any, profile: TargetProfile) -> Space:
     """The knobs of `function`: those of a sum's register tile, none for other kernels."""
     sch, blocks = _prepared(function)
     block = _only_sum(sch, blocks)
-    if block is None:
+    if block is None or _adds_neighbours(sch, block):
         return {}
     axes = _spatial_extents(sch, block)
     if not axes:
@@ -42,7 +47,8 @@ def default(function: Any, profile: TargetProfile) -> Knobs:
     """The decision among `space` that is taken without tuning."""
     sch, blocks = _prepared(function)
     block = _only_sum(sch, blocks)
-    axes = _spatial_extents(sch, block) if block is not None else []
+    tiled = block is not None and not _adds_neighbours(sch, block)
+    axes = _spatial_extents(sch, block) if tiled else []
     if not axes:
         return {}
     vector = lanes(profile)
@@ -62,7 +68,7 @@ def schedule(function: Any, profile: TargetProfile, knobs: Knobs) -> Any:
     if all(_is_map(sch, b) for b in blocks):
         for each in blocks:
             tiles.schedule_map(sch, each, lanes(profile))
-    elif block is not None:
+    elif block is not None and not _adds_neighbours(sch, block):
         for each in blocks[: _position(sch, blocks, block)]:
             tiles.schedule_map(sch, each, lanes(profile))
         _schedule_sum(sch, block, profile, knobs)
@@ -186,11 +192,47 @@ def _schedule_sum(sch: Any, block: Any, profile: TargetProfile, knobs: Knobs) ->
         sch.unroll(loop)
 
 
+def _adds_neighbours(sch: Any, block: Any) -> bool:
+    """Whether the terms of the sum `block` lie side by side in what it reads, and are many.
+
+    Not for a maximum that begins at minus infinity: TVM splits only those that begin at the type's
+    lowest number.
+    """
+    definition = sch.get(block)
+    rank = tiles.reduction_rank(sch, block)
+    if rank == 0 or len(definition.writes) != 1:
+        return False
+    last = definition.iter_vars[-1]
+    first = getattr(definition.init, "value", None)
+    if int(last.dom.extent) < _MANY_TERMS or "inf" in str(first):
+        return False
+    contiguous = [str(region.region[-1].min) for region in definition.reads if region.region]
+    return str(last.var) in contiguous and len(contiguous) == 1
+
+
+def _in_lanes(sch: Any, block: Any, profile: TargetProfile) -> Any | None:
+    """Splits the sum `block` into one for each lane of a vector, and the sum of those.
+
+    Returns the block of those for each lane; None if terms do not divide. In which order terms are
+    added is nobody's promise.
+    """
+    *_, terms = sch.get_loops(block)
+    vector = lanes(profile)
+    if vector == 1 or tiles.extent(sch, terms) % vector:
+        return None
+    _, lane = sch.split(terms, [None, vector])
+    partial = sch.rfactor(lane, 0)
+    sch.set_scope(partial, 0, "local")
+    return partial
+
+
 def _schedule_rows(sch: Any, blocks: list[Any], profile: TargetProfile) -> None:
-    """Several sums over the same rows: all that belongs to a row is done together."""
+    """Sums over the same rows: all that belongs to a row is done together."""
+    if not _is_map(sch, blocks[-1]):
+        if len(blocks) > 1:
+            raise ValueError("the last block is a sum of several")
+        blocks = [*blocks, sch.cache_write(blocks[-1], 0, "local")]
     out = blocks[-1]
-    if not _is_map(sch, out):
-        raise ValueError("the last block is a sum of several")
     work = tiles.work(sch, out) * len(blocks)
     shared = len(sch.get_loops(out))
     for block in blocks:
@@ -209,14 +251,42 @@ def _schedule_rows(sch: Any, blocks: list[Any], profile: TargetProfile) -> None:
         return
     loops = sch.get_loops(out)
     if shared == len(loops):
-        shared -= 1
-    if shared == 0:
-        return
+        loops.append(sch.add_unit_loop(out))
+    work = max(work, *(tiles.work(sch, b) * tiles.reduction_size(sch, b) for b in blocks))
+    in_lanes = {
+        index: partial
+        for index, block in enumerate(blocks)
+        if _adds_neighbours(sch, block) and (partial := _in_lanes(sch, block, profile)) is not None
+    }
     row = sch.fuse(*loops[:shared]) if shared > 1 else loops[0]
-    for block in reversed(blocks[:-1]):
-        sch.compute_at(block, row, preserve_unit_loops=True)
+    for index in reversed(range(len(blocks) - 1)):
+        sch.compute_at(blocks[index], row, preserve_unit_loops=True)
+        if index in in_lanes:
+            sch.compute_at(in_lanes[index], row, preserve_unit_loops=True)
     for block in blocks:
         if _is_map(sch, block):
             tiles.vectorize(sch, sch.get_loops(block)[-1], lanes(profile))
+    for block in blocks[:-1]:
+        # Without it TVM would ask for memory in every row.
+        own = _spatial_loops(sch, block)[1:]
+        if math.prod(tiles.extent(sch, loop) for loop in own) <= _ON_THE_STACK:
+            sch.set_scope(block, 0, "local")
     if work >= tiles.PARALLEL_WORK:
         sch.parallel(row)
+    for index, partial in in_lanes.items():
+        _schedule_lanes(sch, partial, blocks[index])
+
+
+def _schedule_lanes(sch: Any, partial: Any, total: Any) -> None:
+    """The sums of the lanes, `partial`, in a register, and then their sum `total`."""
+    for loop in sch.get_loops(total)[1:]:
+        sch.unroll(loop)
+    axes = sch.get(partial).iter_vars
+    own = sch.get_loops(partial)[-len(axes) :]
+    terms = [x for x, a in zip(own, axes, strict=True) if int(a.iter_type) == tiles.REDUCE]
+    others = [x for x, a in zip(own, axes, strict=True) if int(a.iter_type) != tiles.REDUCE]
+    lane = next(x for x in others if tiles.extent(sch, x) > 1)
+    rest = [x for x in others if x is not lane]
+    sch.reorder(*rest, *terms, lane)
+    sch.vectorize(lane)
+    sch.vectorize(sch.get_loops(sch.decompose_reduction(partial, terms[0]))[-1])

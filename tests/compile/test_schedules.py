@@ -448,6 +448,44 @@ def test_softmax_along_any_axis(axis: int, tmp_path: Path) -> None:
     check_against_onnx_runtime(path, load_target("local"), template=False)
 
 
+@pytest.mark.parametrize("target", PROFILES)
+@pytest.mark.parametrize(
+    ("op", "shape", "axes", "keep"),
+    [
+        ("ReduceMean", (3, 5, 96), [2], 1),
+        ("ReduceSum", (7, 128), [1], 0),
+        ("ReduceSum", (4, 6, 64), [1, 2], 1),
+        ("ReduceMax", (2, 3, 4, 160), [3], 0),
+        ("ReduceMin", (5, 64), [1], 1),
+        ("ReduceMean", (6, 100), [1], 1),  # 100 terms: no vector of 8 divides them
+        ("ReduceSum", (64, 96), [0], 0),  # terms that lie apart
+        ("ReduceMean", (1, 4096), [1], 1),
+    ],
+)
+def test_sums_along_rows(
+    op: str, shape: tuple[int, ...], axes: list[int], keep: int, target: str, tmp_path: Path
+) -> None:
+    chosen = profile(target)
+    weights = {}
+    options = {"axes": axes}
+    if op == "ReduceSum":  # since operator set 13 an input
+        weights, options = {"axes": np.array(axes, np.int64)}, {}
+    path = single_node_model(tmp_path, op, {"x": shape}, weights, keepdims=keep, **options)
+    check_against_onnx_runtime(path, chosen, template=False)
+
+
+@pytest.mark.parametrize("target", PROFILES)
+@pytest.mark.parametrize("shape", [(5, 768), (2, 3, 128), (3, 100), (2, 9000)])
+@pytest.mark.parametrize("op", ["Softmax", "LayerNormalization"])
+def test_rows_of_several_sums(op: str, shape: tuple[int, ...], target: str, tmp_path: Path) -> None:
+    """Rows that vectors divide, that they do not, and that are too long for the stack."""
+    weights = {}
+    if op == "LayerNormalization":
+        weights = random_weights(4, scale=shape[-1:], bias=shape[-1:])
+    path = single_node_model(tmp_path, op, {"x": shape}, weights, axis=-1)
+    check_against_onnx_runtime(path, profile(target), template=False)
+
+
 def check_against_onnx_runtime(path: Path, chosen: TargetProfile, *, template: bool) -> None:
     """Compiles `path` without problems, with or without a template, and compares."""
     from edgesdk.compiler.plan import make_plan
